@@ -21,6 +21,9 @@ const (
 	Unstamped Reason = "Unstamped"
 	// UnknownLease: the lease does not exist, or does not allow the namespace.
 	UnknownLease Reason = "UnknownLease"
+	// NotRecorded: the path cannot record, and the token is higher than the
+	// recorded one. Not stale: the holder records first and tries again.
+	NotRecorded Reason = "NotRecorded"
 	// Lapsed: the token is current, but nobody holds the lease and the lease
 	// refuses such writes.
 	Lapsed Reason = "Lapsed"
@@ -147,12 +150,12 @@ func Judge(p Presented, recorded Token, lease Lease, policy Policy) Verdict {
 		return deny(StaleToken, "is stale", todo)
 	}
 	if policy.MustEqual && token > recorded {
-		// Not stale by itself, but letting it pass would leave a record that
-		// an older write still satisfies.
+		// Not stale by the record, but letting it pass would leave a record
+		// that an older write still satisfies.
 		if !policy.NoAuthority && lease.Found && token < lease.Current {
 			return deny(StaleToken, "is stale", "stop: a newer token was issued")
 		}
-		return deny(StaleToken, "is not recorded yet", "this path cannot record: first set "+AnnotationToken+" on the object with this token")
+		return deny(NotRecorded, "is not recorded yet", "this path cannot record: first set "+AnnotationToken+" on the object with this token")
 	}
 	if policy.NoAuthority {
 		return Verdict{Outcome: Allowed, Token: token}

@@ -1,0 +1,7 @@
+// Command fencedlease is the operator, its development control plane, the
+// side-effect gateway and the generator of the SQL fence.
+package main
+
+import "os"
+
+func main() { os.Exit(execute()) }

@@ -1,0 +1,247 @@
+// Package operator wires the manager: controllers, webhook, certificates,
+// probes and metrics.
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/open-policy-agent/cert-controller/pkg/rotator"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/controllers"
+	"github.com/fencedlease/fencedlease/webhooks"
+)
+
+// Where the webhook's certificates come from.
+const (
+	// CertificatesSelfManaged makes and rotates them, in a Secret.
+	CertificatesSelfManaged = "self-managed"
+	// CertificatesFiles reads what is mounted, as from cert-manager.
+	CertificatesFiles = "files"
+)
+
+// Options are the settings of one replica.
+type Options struct {
+	// Namespace is the operator's own.
+	Namespace string
+	// MetricsAddress and ProbeAddress are host:port; "0" turns them off.
+	MetricsAddress, ProbeAddress string
+	// LeaderElect lets one replica of several issue tokens.
+	LeaderElect bool
+	// Webhook serves the admission webhook.
+	Webhook bool
+	// Policy keeps the lease table that the admission policies read.
+	Policy bool
+	// WebhookHost and WebhookPort are where the webhook listens.
+	WebhookHost string
+	WebhookPort int
+	// CertDir is the folder of tls.crt and tls.key.
+	CertDir string
+	// Certificates is CertificatesSelfManaged or CertificatesFiles.
+	Certificates string
+	// ServiceName and SecretName are the webhook's Service and the Secret of
+	// self-managed certificates.
+	ServiceName, SecretName string
+	// ExemptUsers are further principals whose unstamped writes pass.
+	ExemptUsers []string
+	// QPS bounds the requests per second to the API server.
+	QPS float32
+	// ShutdownTimeout bounds the drain at the end.
+	ShutdownTimeout time.Duration
+}
+
+// Defaults are the settings that a flag not given leaves.
+func Defaults() Options {
+	namespace := os.Getenv("POD_NAMESPACE")
+	if namespace == "" {
+		namespace = "fencedlease-system"
+	}
+	return Options{
+		Namespace:       namespace,
+		MetricsAddress:  ":8080",
+		ProbeAddress:    ":8081",
+		Webhook:         true,
+		Policy:          true,
+		WebhookPort:     9443,
+		CertDir:         "/tmp/fencedlease-certs",
+		Certificates:    CertificatesSelfManaged,
+		ServiceName:     "fencedlease-webhook",
+		SecretName:      "fencedlease-webhook-certificate",
+		QPS:             200,
+		ShutdownTimeout: 30 * time.Second,
+	}
+}
+
+// AddFlags binds the settings to flags.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.Namespace, "namespace", o.Namespace, "the operator's own namespace (default: POD_NAMESPACE)")
+	flags.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, `host:port of the metrics endpoint, "0" for none`)
+	flags.StringVar(&o.ProbeAddress, "health-probe-bind-address", o.ProbeAddress, `host:port of /healthz and /readyz, "0" for none`)
+	flags.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "let one replica of several issue tokens (liveness only: tokens are safe without)")
+	flags.BoolVar(&o.Webhook, "webhook", o.Webhook, "serve the admission webhook")
+	flags.BoolVar(&o.Policy, "policy", o.Policy, "keep the lease table that the admission policies read")
+	flags.StringVar(&o.WebhookHost, "webhook-host", o.WebhookHost, "address that the webhook listens on (default: all)")
+	flags.IntVar(&o.WebhookPort, "webhook-port", o.WebhookPort, "port that the webhook listens on")
+	flags.StringVar(&o.CertDir, "webhook-cert-dir", o.CertDir, "folder of tls.crt and tls.key")
+	flags.StringVar(&o.Certificates, "certificates", o.Certificates, "self-managed (made and rotated here) or files (mounted, as from cert-manager)")
+	flags.StringVar(&o.ServiceName, "webhook-service", o.ServiceName, "the webhook's Service, for the certificate's name")
+	flags.StringVar(&o.SecretName, "webhook-secret", o.SecretName, "the Secret of self-managed certificates")
+	flags.StringSliceVar(&o.ExemptUsers, "exempt-user", o.ExemptUsers, "further user whose unstamped writes pass (repeatable)")
+	flags.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "requests per second to the API server")
+	flags.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", o.ShutdownTimeout, "bound of the drain at the end")
+}
+
+// Validate names the first setting that is out of range.
+func (o *Options) Validate() error {
+	switch {
+	case len(validation.IsDNS1123Label(o.Namespace)) > 0:
+		return fmt.Errorf("--namespace=%q: must be a namespace's name", o.Namespace)
+	case o.Webhook && (o.WebhookPort < 1 || o.WebhookPort > 65535):
+		return fmt.Errorf("--webhook-port=%d: must be from 1 to 65535", o.WebhookPort)
+	case o.Certificates != CertificatesSelfManaged && o.Certificates != CertificatesFiles:
+		return fmt.Errorf("--certificates=%q: must be %s or %s", o.Certificates, CertificatesSelfManaged, CertificatesFiles)
+	case o.Webhook && o.CertDir == "":
+		return errors.New("--webhook-cert-dir: must name a folder")
+	case o.QPS < 1 || o.QPS > 10000:
+		return fmt.Errorf("--kube-api-qps=%v: must be from 1 to 10000", o.QPS)
+	case o.ShutdownTimeout < 0 || o.ShutdownTimeout > 10*time.Minute:
+		return fmt.Errorf("--shutdown-timeout=%v: must be from 0s to 10m", o.ShutdownTimeout)
+	}
+	return nil
+}
+
+// Scheme knows the kinds that the operator handles.
+func Scheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
+	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	return scheme
+}
+
+// Run runs one replica until ctx ends.
+func Run(ctx context.Context, cfg *rest.Config, o Options) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS, cfg.Burst = o.QPS, int(2*o.QPS)
+	// Leader election must not queue behind the operator's own requests.
+	elections := rest.CopyConfig(cfg)
+	elections.QPS, elections.Burst = 10, 20
+	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+		Scheme:                        Scheme(),
+		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress:        o.ProbeAddress,
+		LeaderElection:                o.LeaderElect,
+		LeaderElectionConfig:          elections,
+		LeaderElectionID:              "fencedlease",
+		LeaderElectionNamespace:       o.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       new(o.ShutdownTimeout),
+		WebhookServer:                 webhook.NewServer(webhook.Options{Host: o.WebhookHost, Port: o.WebhookPort, CertDir: o.CertDir}),
+	})
+	if err != nil {
+		return fmt.Errorf("set up the manager: %w", err)
+	}
+	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace, Clock: clock.RealClock{}}); err != nil {
+		return fmt.Errorf("set up the controllers: %w", err)
+	}
+	if o.Policy {
+		if err := controllers.SetupLeaseTable(mgr, o.Namespace); err != nil {
+			return fmt.Errorf("set up the lease table: %w", err)
+		}
+	}
+	certificates := make(chan struct{})
+	failed := make(chan error, 1)
+	serving := healthz.Ping
+	if o.Webhook {
+		if serving, err = o.setupWebhook(mgr, certificates, failed); err != nil {
+			return err
+		}
+	}
+	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+		return err
+	}
+	if err := mgr.AddReadyzCheck("webhook", serving); err != nil {
+		return err
+	}
+	if err := mgr.AddReadyzCheck("caches", cachesSynced(mgr)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case err := <-failed:
+			cancel(err)
+		case <-ctx.Done():
+		}
+	}()
+	if err := mgr.Start(ctx); err != nil {
+		return err
+	}
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// setupWebhook registers the webhook once certificates are there, on every
+// replica, leader or not, and gives its readiness.
+func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, failed chan<- error) (healthz.Checker, error) {
+	if o.Certificates == CertificatesFiles {
+		close(certificates)
+	} else if err := rotator.AddRotator(mgr, &rotator.CertRotator{
+		SecretKey:      types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName},
+		CertDir:        o.CertDir,
+		CAName:         "fencedlease-ca",
+		CAOrganization: "fencedlease",
+		DNSName:        fmt.Sprintf("%s.%s.svc", o.ServiceName, o.Namespace),
+		IsReady:        certificates,
+		Webhooks:       []rotator.WebhookInfo{{Name: webhooks.ConfigurationName, Type: rotator.Validating}},
+	}); err != nil {
+		return nil, fmt.Errorf("set up the certificates: %w", err)
+	}
+	go func() {
+		<-certificates
+		if err := webhooks.SetupWithManager(mgr, webhooks.Options{OperatorNamespace: o.Namespace}); err != nil {
+			failed <- fmt.Errorf("set up the webhook: %w", err)
+		}
+	}()
+	return func(r *http.Request) error {
+		select {
+		case <-certificates:
+			return mgr.GetWebhookServer().StartedChecker()(r)
+		default:
+			return errors.New("no certificates yet")
+		}
+	}, nil
+}
+
+func cachesSynced(mgr ctrl.Manager) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), 100*time.Millisecond)
+		defer cancel()
+		if !mgr.GetCache().WaitForCacheSync(ctx) {
+			return errors.New("caches are not synced yet")
+		}
+		return nil
+	}
+}
