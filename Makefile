@@ -1,0 +1,66 @@
+# Every tool is pinned in hack/tools/go.mod and run by go tool.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+TOOL := go tool -modfile=hack/tools/go.mod
+TESTFLAGS ?= -race -shuffle=on -timeout=20m
+# The packages of make test; test/bench and test/conformance have targets of their own.
+PACKAGES ?= ./...
+
+##@ Use
+.PHONY: demo
+demo: control-plane ## Play the paused-worker story on a real API server
+	go run ./test/demo
+
+.PHONY: run
+run: control-plane ## Run an embedded control plane with the operator until interrupted
+	go run ./cmd/fencedlease dev
+
+.PHONY: build
+build: ## Build the programs into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+##@ Develop
+.PHONY: control-plane
+control-plane: ## Leave etcd, kube-apiserver, kube-controller-manager and kubectl under bin/k8s/<version>
+	hack/control-plane.sh >/dev/null
+
+.PHONY: test
+test: control-plane ## Run every test on the real API server, with the race detector
+	KUBEBUILDER_ASSETS="$$(hack/control-plane.sh)" go test $(TESTFLAGS) $(PACKAGES)
+
+.PHONY: fuzz
+fuzz: ## Fuzz everything that parses, 30 s each
+	hack/fuzz.sh 30s
+
+.PHONY: generate
+generate: ## Write deep copies and apply configurations
+	rm -rf api/v1alpha1/applyconfiguration
+	$(TOOL) controller-gen object applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
+
+.PHONY: manifests
+manifests: ## Write the CRDs, roles and admission manifests under config/
+	$(TOOL) controller-gen crd:maxDescLen=10000 paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
+	$(TOOL) controller-gen rbac:roleName=fencedlease paths="./controllers/...;./webhooks/...;./internal/operator/..." output:rbac:artifacts:config=config/rbac
+	$(TOOL) controller-gen webhook paths=./webhooks/... output:webhook:artifacts:config=config/webhook
+
+.PHONY: lint
+lint: ## Run golangci-lint, with the Kubernetes API linter in it
+	$(TOOL) golangci-lint-kube-api-linter run
+
+.PHONY: fmt
+fmt: ## Format the code
+	gofmt -w $$(git ls-files '*.go')
+
+.PHONY: verify
+verify: ## Prove that generated files, module files, docs and formatting are fresh
+	hack/verify.sh
+
+.PHONY: clean
+clean: ## Remove bin/
+	rm -rf bin
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*##"} /^[a-zA-Z_0-9-]+:.*?##/ { printf "  %-16s %s\n", $$1, $$2 } /^##@/ { printf "\n%s\n", substr($$0, 5) }' $(MAKEFILE_LIST)
