@@ -223,11 +223,7 @@ func message(reason Reason, presented, recorded Token, lease Lease, policy Polic
 	if !policy.NoAuthority {
 		if lease.Found {
 			fmt.Fprintf(&b, ", current %s", max(lease.Current, lease.Min))
-			if lease.Held {
-				fmt.Fprintf(&b, ", held by %s", quoteName(lease.Holder))
-			} else {
-				b.WriteString(", held by nobody")
-			}
+			b.WriteString(", " + heldBy(lease))
 		} else {
 			b.WriteString(", no such lease")
 		}
@@ -235,6 +231,14 @@ func message(reason Reason, presented, recorded Token, lease Lease, policy Polic
 	b.WriteString("; ")
 	b.WriteString(todo)
 	return b.String()
+}
+
+// heldBy says who holds the lease, as messages do.
+func heldBy(lease Lease) string {
+	if !lease.Held {
+		return "held by nobody"
+	}
+	return "held by " + quoteName(lease.Holder)
 }
 
 // quoteName bounds an identity in a message.

@@ -126,6 +126,7 @@ const (
 
 // FencedLeaseSpec is what a platform team declares of a lease. A holder never
 // writes it.
+// +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="has(self.leaseRef) == has(oldSelf.leaseRef)",message="leaseRef cannot be added or removed: create another FencedLease",fieldPath=".leaseRef",reason=FieldValueForbidden
 type FencedLeaseSpec struct {
 	// leaseDurationSeconds is how long, in seconds, a claim lives without
@@ -148,7 +149,7 @@ type FencedLeaseSpec struct {
 	// seal names the kinds of guarded objects whose recorded token is raised
 	// at every hand-over, before the new holder is told. Omitted means none.
 	// +optional
-	Seal *Seal `json:"seal,omitempty"`
+	Seal *Seal `json:"seal,omitzero"`
 
 	// holderBinding says from whom a stamped write is accepted: None accepts
 	// any account, User only the one that made the claim. Omitted means None.
@@ -159,7 +160,7 @@ type FencedLeaseSpec struct {
 	// unstampedWrites says what the admission fence does with a write that
 	// presents no token. Omitted means that it is denied.
 	// +optional
-	UnstampedWrites *UnstampedWrites `json:"unstampedWrites,omitempty"`
+	UnstampedWrites *UnstampedWrites `json:"unstampedWrites,omitzero"`
 
 	// allowedNamespaces lists the namespaces, besides the lease's own, whose
 	// objects may name this lease as their guard. The entry "*" means every
@@ -167,6 +168,7 @@ type FencedLeaseSpec struct {
 	// namespace alone.
 	// +optional
 	// +listType=set
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
@@ -204,7 +206,7 @@ type FencedLeaseSpec struct {
 	// its holder is the holder, and claims are refused. Omitted means that
 	// claims decide.
 	// +optional
-	LeaseRef *LeaseReference `json:"leaseRef,omitempty"`
+	LeaseRef *LeaseReference `json:"leaseRef,omitzero"`
 
 	// minToken is the floor of the current token. Raising it above the current
 	// token revokes that one at once, holder or not. Omitted means no floor.
@@ -290,7 +292,7 @@ type UnstampedException struct {
 
 	// serviceAccount is a service account.
 	// +optional
-	ServiceAccount *ServiceAccountReference `json:"serviceAccount,omitempty"`
+	ServiceAccount *ServiceAccountReference `json:"serviceAccount,omitzero"`
 
 	// action is what happens to this principal's unstamped writes.
 	// +required
@@ -323,6 +325,7 @@ type LeaseReference struct {
 }
 
 // FencedLeaseStatus is what the operator has issued.
+// +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.holder) || has(self.token)",message="a holder must have a token",fieldPath=".token",reason=FieldValueRequired
 // +kubebuilder:validation:XValidation:rule="!has(self.holder) || (has(oldSelf.holder) && oldSelf.holder == self.holder) || !has(oldSelf.token) || self.token > oldSelf.token",message="another holder, acquisition or reaffirmation must have a higher token",fieldPath=".token",reason=FieldValueInvalid
 type FencedLeaseStatus struct {
@@ -332,6 +335,7 @@ type FencedLeaseStatus struct {
 	// +listMapKey=type
 	// +patchStrategy=merge
 	// +patchMergeKey=type
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 
@@ -351,7 +355,7 @@ type FencedLeaseStatus struct {
 
 	// holder is who holds the lease. Absent means nobody.
 	// +optional
-	Holder *Holder `json:"holder,omitempty"`
+	Holder *Holder `json:"holder,omitzero"`
 
 	// waiting is how many claims wait. Absent means that the operator has not
 	// counted yet.
@@ -385,7 +389,7 @@ type Holder struct {
 	// user is the account that made the claim. Absent where the claim names
 	// none.
 	// +optional
-	User *ClaimUser `json:"user,omitempty"`
+	User *ClaimUser `json:"user,omitzero"`
 
 	// acquireTime is when the operator issued the token, by its own clock. It
 	// is for people; nothing is decided by it.
@@ -401,7 +405,7 @@ type Holder struct {
 	// lease is the acquisition of the adopted Lease that the token was issued
 	// for. Absent where a claim holds.
 	// +optional
-	Lease *AdoptedLease `json:"lease,omitempty"`
+	Lease *AdoptedLease `json:"lease,omitzero"`
 }
 
 // AdoptedLease identifies one acquisition of a coordination.k8s.io/v1 Lease.
@@ -450,7 +454,7 @@ type FencedLease struct {
 
 	// status is what the operator has issued.
 	// +optional
-	// +kubebuilder:default={conditions: {{type: "Ready", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
+	// +default={"conditions":[{"type":"Ready","status":"Unknown","reason":"Pending","message":"Waiting for the operator","lastTransitionTime":"1970-01-01T00:00:00Z"}]}
 	Status FencedLeaseStatus `json:"status,omitzero"`
 }
 

@@ -54,7 +54,7 @@ type LeaseClaimSpec struct {
 	// changed. Omitted means that the claim is bound to no account.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="user cannot be changed: make a new claim",reason=FieldValueForbidden
-	User *ClaimUser `json:"user,omitempty"`
+	User *ClaimUser `json:"user,omitzero"`
 
 	// priority puts the claim before waiting ones of a lower priority. It is
 	// at most the lease's maxPriority. Omitted means 0.
@@ -104,6 +104,7 @@ type ClaimUser struct {
 
 // LeaseClaimStatus is what the operator says of a claim. It follows from the
 // lease's status and can be rebuilt from it.
+// +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.ticket) || has(self.ticket)",message="ticket must not be removed",fieldPath=".ticket",reason=FieldValueRequired
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.token) || has(self.token)",message="token must not be removed",fieldPath=".token",reason=FieldValueRequired
 type LeaseClaimStatus struct {
@@ -113,6 +114,7 @@ type LeaseClaimStatus struct {
 	// +listMapKey=type
 	// +patchStrategy=merge
 	// +patchMergeKey=type
+	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=8
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 
@@ -165,7 +167,7 @@ type LeaseClaim struct {
 
 	// status is the answer.
 	// +optional
-	// +kubebuilder:default={conditions: {{type: "Held", status: "Unknown", reason: "Pending", message: "Waiting for the operator", lastTransitionTime: "1970-01-01T00:00:00Z"}}}
+	// +default={"conditions":[{"type":"Held","status":"Unknown","reason":"Pending","message":"Waiting for the operator","lastTransitionTime":"1970-01-01T00:00:00Z"}]}
 	Status LeaseClaimStatus `json:"status,omitzero"`
 }
 
