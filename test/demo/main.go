@@ -13,15 +13,18 @@ import (
 	"syscall"
 )
 
-func main() {
+func main() { os.Exit(run()) }
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	run := func() error { return play(ctx, os.Stdout) }
+	do := func() error { return play(ctx, os.Stdout) }
 	if len(os.Args) == 3 && os.Args[1] == "worker" {
-		run = func() error { return work(ctx, os.Args[2], os.Stdin, os.Stdout) }
+		do = func() error { return work(ctx, os.Args[2], os.Stdin, os.Stdout) }
 	}
-	if err := run(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := do(); err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "demo:", err)
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }

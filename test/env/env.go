@@ -178,7 +178,7 @@ func (e *Environment) Close() error {
 	for _, m := range managers {
 		m.Stop()
 	}
-	return e.ControlPlane.Stop()
+	return e.Stop()
 }
 
 // Manager is one in-process replica of the operator.
