@@ -1,0 +1,16 @@
+// Command kubectl-fence is the kubectl plugin of FencedLease.
+package main
+
+import (
+	"os"
+
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/utils/clock"
+
+	"github.com/fencedlease/fencedlease/internal/fencecli"
+)
+
+func main() {
+	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
+	os.Exit(fencecli.Execute(os.Args[1:], streams, clock.RealClock{}))
+}

@@ -1,0 +1,75 @@
+package fencecli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fencedlease/fencedlease/client"
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// stampFlags say which token of which lease a command presents. The flags win
+// over the environment that run and acquire --export make.
+type stampFlags struct {
+	lease, text, file string
+
+	key   types.NamespacedName
+	token fence.Token
+}
+
+// add binds the flags of a command that has no lease as an argument.
+func (f *stampFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.lease, "lease", "", "the lease, [namespace/]name (default: "+envLease+")")
+	f.addToken(flags)
+}
+
+func (f *stampFlags) addToken(flags *pflag.FlagSet) {
+	flags.StringVar(&f.text, "fencing-token", "", "the token (default: "+envToken+")")
+	flags.StringVar(&f.file, "token-file", "", "read the token from this file, as hold keeps it")
+}
+
+// complete finds lease and token.
+func (f *stampFlags) complete(c *cli) (err error) {
+	if f.lease == "" {
+		f.lease = os.Getenv(envLease)
+	}
+	if f.lease == "" {
+		return usagef("no lease: name it, or set %s", envLease)
+	}
+	if f.key, err = c.leaseKey(f.lease); err != nil {
+		return err
+	}
+	if f.text != "" && f.file != "" {
+		return usageError{errors.New("--fencing-token and --token-file exclude each other")}
+	}
+	text := f.text
+	switch {
+	case f.file != "":
+		data, err := os.ReadFile(f.file)
+		if errors.Is(err, os.ErrNotExist) {
+			// hold removes the file with the lease.
+			return fmt.Errorf("%w: [%s] %w", fence.ErrLost, f.key, err)
+		}
+		if err != nil {
+			return fmt.Errorf("read the token: %w", err)
+		}
+		text = strings.TrimSuffix(string(data), "\n")
+	case text == "":
+		text = os.Getenv(envToken)
+	}
+	if text == "" {
+		return usagef("no token: set %s (run does) or give --fencing-token or --token-file", envToken)
+	}
+	if f.token, err = fence.ParseToken(text); err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+// holder presents the token.
+func (f *stampFlags) holder() client.Holder { return client.Static(f.key.String(), f.token) }
