@@ -34,6 +34,9 @@ const (
 	// AnnotationLastToken on a FencedLease copies the newest reserved token
 	// into metadata, which backup tools keep. Only the operator writes it.
 	AnnotationLastToken = Group + "/last-token"
+	// AnnotationRevokeReason on a FencedLease says why its minToken was raised
+	// last. It is for people.
+	AnnotationRevokeReason = Group + "/revoke-reason"
 
 	// ExtraToken is the userInfo extra key by which a program presents its
 	// token (Impersonate-Extra-Fencedlease.io%2FToken).
