@@ -31,6 +31,8 @@ type claimFlags struct {
 	try      bool
 	wait     time.Duration
 	priority int32
+	pod      string
+	podUID   string
 }
 
 func (f *claimFlags) add(flags *pflag.FlagSet) {
@@ -38,6 +40,8 @@ func (f *claimFlags) add(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.try, "try", false, "do not wait where another claim holds the lease")
 	flags.DurationVar(&f.wait, "wait", 0, "wait in the queue for at most this long (default: without limit)")
 	flags.Int32Var(&f.priority, "priority", 0, "go before waiting claims of a lower priority, up to the lease's maxPriority")
+	flags.StringVar(&f.pod, "pod-name", "", "Pod, in the lease's namespace, whose end releases the lease")
+	flags.StringVar(&f.podUID, "pod-uid", "", "that Pod's UID")
 }
 
 func (f *claimFlags) validate() error {
@@ -46,6 +50,8 @@ func (f *claimFlags) validate() error {
 		return fmt.Errorf("--wait=%s: must not be negative", f.wait)
 	case f.try && f.wait > 0:
 		return errors.New("--try and --wait exclude each other")
+	case (f.pod == "") != (f.podUID == ""):
+		return errors.New("--pod-name and --pod-uid need each other")
 	case f.priority < 0:
 		return fmt.Errorf("--priority=%d: must not be negative", f.priority)
 	}
@@ -59,6 +65,9 @@ func (f *claimFlags) options(c *cli) []client.Option {
 	}
 	if f.try {
 		opts = append(opts, client.WithTry())
+	}
+	if f.pod != "" {
+		opts = append(opts, client.WithOwnerPod(f.pod, types.UID(f.podUID)))
 	}
 	if f.wait > 0 {
 		opts = append(opts, client.WithWait(f.wait))

@@ -87,7 +87,8 @@ func newCommand(streams genericiooptions.IOStreams, clock clock.WithTicker) *cob
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	c.config.AddFlags(root.PersistentFlags())
-	root.AddCommand(newList(c), newDescribe(c), newAcquire(c), newRelease(c), newRun(c))
+	root.AddCommand(newList(c), newDescribe(c), newAcquire(c), newRelease(c), newRun(c), newHold(c), newWatch(c),
+		newGuard(c), newUnguard(c), newExplain(c), newVerify(c), newRevoke(c))
 	for _, cmd := range append(root.Commands(), root) {
 		markUsage(cmd)
 	}

@@ -1,0 +1,191 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+func (f *fixture) configMap(t *testing.T, name string, change ...func(*corev1.ConfigMap)) {
+	t.Helper()
+	c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: name}}
+	for _, do := range change {
+		do(c)
+	}
+	if err := f.Admin.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) readConfigMap(t *testing.T, name string) *corev1.ConfigMap {
+	t.Helper()
+	c := &corev1.ConfigMap{}
+	if err := f.Admin.Get(t.Context(), types.NamespacedName{Namespace: f.namespace, Name: name}, c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestGuardAndUnguard(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy")
+	f.lease(t, "other")
+	f.configMap(t, "web")
+	f.configMap(t, "db", func(c *corev1.ConfigMap) { c.Labels = map[string]string{"app": "db"} })
+
+	f.must(t, "guard", "deploy", "configmap/web")
+	f.must(t, "guard", "deploy", "configmaps", "-l", "app=db")
+	for _, name := range []string{"web", "db"} {
+		if got := f.readConfigMap(t, name).Labels[fence.LabelLease]; got != "deploy" {
+			t.Fatalf("%s is guarded by %q", name, got)
+		}
+	}
+	if got := f.must(t, "guard", "deploy", "configmap/web"); !strings.Contains(got, "already") {
+		t.Fatalf("guarding again printed %q", got)
+	}
+	if r := f.fence(t, "guard", "other", "configmap/web"); r.code != 1 || !strings.Contains(r.stderr, "unguard it first") {
+		t.Fatalf("guarding by another lease: %v", r)
+	}
+
+	if r := f.fence(t, "unguard", "configmap/web"); r.code != 2 {
+		t.Fatalf("without a reason: %v", r)
+	}
+	f.must(t, "unguard", "configmap/web", "--reason=moved")
+	web := f.readConfigMap(t, "web")
+	reason := web.Annotations[fence.AnnotationBypass]
+	if len(web.Labels) > 0 || len(web.Annotations) != 1 || !strings.HasSuffix(reason, ": moved") {
+		t.Fatalf("left labels %v and annotations %v", web.Labels, web.Annotations)
+	}
+}
+
+func TestExplainSaysWhoHoldsAndWhatTheFenceSays(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy")
+	f.configMap(t, "web")
+	if got := f.must(t, "explain", "configmap/web"); !strings.Contains(got, "not guarded") {
+		t.Fatalf("of an object without a guard: %q", got)
+	}
+	f.must(t, "guard", "deploy", "configmap/web")
+	token := f.must(t, "acquire", "deploy", "--identity=build-7", "-o", "jsonpath={.status.token}")
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no token":        {nil, "Unstamped: ["},
+		"the current one": {[]string{"--fencing-token=" + token}, "Allowed: token " + token},
+		"a malformed one": {[]string{"--fencing-token=0"}, "MalformedToken: ["},
+		"a later one":     {[]string{"--fencing-token=9007199254740991"}, "UnissuedToken: ["},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := f.must(t, append([]string{"explain", "configmap/web"}, test.args...)...)
+			for _, want := range []string{test.want, "build-7", f.namespace + "/deploy", token} {
+				if !strings.Contains(got, want) {
+					t.Errorf("without %q:\n%s", want, got)
+				}
+			}
+		})
+	}
+}
+
+func TestRevokeRaisesTheFloorWithItsReason(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy")
+	if r := f.fence(t, "revoke", "deploy", "--reason=disk"); r.code != 2 {
+		t.Fatalf("before any token: %v", r)
+	}
+	cmd := f.background(t, "run", "deploy", "--grace=100ms", "--", "sh", "-c", "echo $FENCING_TOKEN; sleep 300")
+	token := cmd.out.next(t, "")
+	f.must(t, "revoke", "deploy", "--reason=disk")
+	cmd.ends(t, 4)
+	if got := f.must(t, "revoke", "deploy", "--reason=disk"); !strings.Contains(got, token+" was revoked before") {
+		t.Fatalf("a second time printed %q", got)
+	}
+	next := f.must(t, "acquire", "deploy", "-o", "jsonpath={.status.token}")
+	if want := []string{f.must(t, "list", "-o", "jsonpath={.items[0].metadata.annotations.fencedlease\\.io/revoke-reason}")}; !cmp.Equal(want, []string{"disk"}) || next == token {
+		t.Fatalf("reason %q, next token %s after %s", want, next, token)
+	}
+}
+
+func TestVerifyFindsAndMendsRecordsThatNoAuthorityIssued(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy")
+	token := f.must(t, "acquire", "deploy", "-o", "jsonpath={.status.token}")
+	if got := f.must(t, "verify"); !strings.Contains(got, "0 guarded objects") {
+		t.Fatalf("of nothing: %q", got)
+	}
+	for name, annotations := range map[string]map[string]string{
+		"current":   {fence.AnnotationToken: token},
+		"none":      nil,
+		"above":     {fence.AnnotationToken: "9007199254740991"},
+		"floor":     {fence.AnnotationToken: token, fence.AnnotationFloor: "9007199254740991"},
+		"malformed": {fence.AnnotationToken: "042"},
+	} {
+		f.stored(t, name, "deploy", annotations)
+	}
+	f.stored(t, "orphan", "nobody", nil)
+
+	r := f.fence(t, "verify")
+	if r.code != 1 || !strings.Contains(r.stderr, "4 of 6") {
+		t.Fatalf("got %v", r)
+	}
+	for name, reason := range map[string]string{"above": "UnissuedToken", "floor": "UnissuedToken", "malformed": "MalformedToken", "orphan": "UnknownLease"} {
+		if !strings.Contains(line(r.stdout, "configmaps/"+name), reason) {
+			t.Errorf("%s is not found as %s:\n%s", name, reason, r.stdout)
+		}
+	}
+	if r = f.fence(t, "verify", "--fix"); r.code != 2 {
+		t.Fatalf("--fix without a reason: %v", r)
+	}
+	if r = f.fence(t, "verify", "--fix", "--reason=restored"); r.code != 1 || !strings.Contains(r.stderr, "1 of 6") {
+		t.Fatalf("got %v", r)
+	}
+	for _, name := range []string{"current", "above", "floor", "malformed"} {
+		c := f.readConfigMap(t, name)
+		if got := fence.Recorded(c.Annotations).String(); got != token {
+			t.Errorf("%s records %s, want %s", name, got, token)
+		}
+	}
+}
+
+// line is the line of a table that holds the text.
+func line(table, text string) string {
+	for l := range strings.Lines(table) {
+		if strings.Contains(l, text+" ") {
+			return l
+		}
+	}
+	return ""
+}
+
+func TestWatchPrintsHandoversAndNotRenewals(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy", duration(1))
+	cmd := f.background(t, "watch", "deploy")
+	cmd.out.next(t, "TIME")
+	first := f.must(t, "run", "deploy", "--identity=first", "--", "sh", "-c", "sleep 2; echo $FENCING_TOKEN")
+	second := f.must(t, "run", "deploy", "--identity=second", "--", "sh", "-c", "echo $FENCING_TOKEN")
+	first, second = strings.TrimSpace(first), strings.TrimSpace(second)
+	for _, want := range [][]string{
+		{"<none>", "<none>"}, {"first", first}, {"<none>", first}, {"second", second}, {"<none>", second},
+	} {
+		got := strings.Fields(cmd.out.next(t, ""))
+		if len(got) != 4 || got[1] != "deploy" || got[2] != want[0] || got[3] != want[1] {
+			t.Fatalf("printed %q, want %q", got, want)
+		}
+	}
+}
+
+// stored makes a guarded ConfigMap as a restored backup would: whatever the
+// annotations say.
+func (f *fixture) stored(t *testing.T, name, lease string, annotations map[string]string) {
+	t.Helper()
+	f.configMap(t, name, func(c *corev1.ConfigMap) {
+		c.Labels, c.Annotations = map[string]string{fence.LabelLease: lease}, annotations
+	})
+}
