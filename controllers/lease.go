@@ -1,0 +1,441 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// leaseReconciler turns the claims of one lease into tokens.
+type leaseReconciler struct {
+	client client.Client
+	// live reads past the cache.
+	live     client.Reader
+	clock    clock.PassiveClock
+	events   events.EventRecorder
+	renewals *renewals
+	floor    *floor
+	seal     *sealer
+	// finished counts the time to live of finished claims, delays the
+	// hand-over delay of leases, waited the age of claims in the queue: all
+	// from when this process first saw the cause.
+	finished, delays, waited *renewals
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *leaseReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	result, err := r.reconcile(ctx, req.NamespacedName)
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// Somebody was faster, or the cache is behind: look again.
+		return ctrl.Result{RequeueAfter: 20 * time.Millisecond}, nil
+	}
+	return result, err
+}
+
+func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
+	all := &v1alpha1.LeaseClaimList{}
+	if err := r.client.List(ctx, all, client.InNamespace(key.Namespace), client.MatchingFields{claimsByLease: key.Name}); err != nil {
+		return ctrl.Result{}, err
+	}
+	current := &v1alpha1.FencedLease{}
+	if err := r.client.Get(ctx, key, current); apierrors.IsNotFound(err) {
+		return r.withoutLease(ctx, all)
+	} else if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !current.DeletionTimestamp.IsZero() {
+		return ctrl.Result{}, nil
+	}
+	s := situation{lease: current, lapsed: map[types.UID]bool{}}
+	for i := range all.Items {
+		c := &all.Items[i]
+		if c.Status.Token > current.Status.Token {
+			// The claim knows of a token that this view of the lease does not.
+			return ctrl.Result{RequeueAfter: 20 * time.Millisecond}, nil
+		}
+		if c.DeletionTimestamp.IsZero() {
+			s.claims = append(s.claims, c)
+		}
+	}
+	next, err := r.observe(ctx, &s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	p := decide(s)
+	lease, retry, err := r.carryOut(ctx, s, &p)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	next = sooner(next, retry)
+	for _, c := range s.claims {
+		wait, err := r.tell(ctx, lease, c, p)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		next = sooner(next, wait)
+	}
+	return ctrl.Result{RequeueAfter: sooner(next, p.delay)}, nil
+}
+
+// observe fills in who lapsed, and gives when to look again. Before anybody
+// counts as lapsed it is read again from the API server.
+func (r *leaseReconciler) observe(ctx context.Context, s *situation) (next time.Duration, err error) {
+	duration := time.Duration(s.lease.Spec.LeaseDurationSeconds) * time.Second
+	for _, c := range s.claims {
+		if finished(c) {
+			continue
+		}
+		r.waited.see(c.UID, "")
+		left := duration - r.renewals.see(c.UID, renewalOf(c))
+		if left <= 0 {
+			now := &v1alpha1.LeaseClaim{}
+			switch err := r.live.Get(ctx, client.ObjectKeyFromObject(c), now); {
+			case apierrors.IsNotFound(err):
+			case err != nil:
+				return 0, err
+			case now.UID == c.UID:
+				left = duration - r.renewals.see(c.UID, renewalOf(now))
+			}
+		}
+		if left <= 0 {
+			s.lapsed[c.UID] = true
+			continue
+		}
+		next = sooner(next, left)
+	}
+	if ref := s.lease.Spec.LeaseRef; ref != nil {
+		left, err := r.observeNative(ctx, s, ref.Name)
+		if err != nil {
+			return 0, err
+		}
+		next = sooner(next, left)
+	}
+	if held := meta.FindStatusCondition(s.lease.Status.Conditions, v1alpha1.FencedLeaseHeld); held != nil &&
+		held.Reason == v1alpha1.ReasonHandoverDelay && s.lease.Status.Holder == nil && s.lease.Spec.HandoverDelaySeconds != nil {
+		delay := time.Duration(*s.lease.Spec.HandoverDelaySeconds) * time.Second
+		s.delay = delay - r.delays.see(s.lease.UID, strconv.FormatInt(s.lease.Status.Token, 10))
+	}
+	return next, nil
+}
+
+func (r *leaseReconciler) observeNative(ctx context.Context, s *situation, name string) (time.Duration, error) {
+	key := client.ObjectKey{Namespace: s.lease.Namespace, Name: name}
+	left := time.Duration(0)
+	for _, reader := range []client.Reader{r.client, r.live} {
+		native := &coordinationv1.Lease{}
+		if err := reader.Get(ctx, key, native); apierrors.IsNotFound(err) {
+			s.native = nil
+			return 0, nil
+		} else if err != nil {
+			return 0, err
+		}
+		s.native = native
+		duration := time.Duration(s.lease.Spec.LeaseDurationSeconds) * time.Second
+		if native.Spec.LeaseDurationSeconds != nil {
+			duration = time.Duration(*native.Spec.LeaseDurationSeconds) * time.Second
+		}
+		mark := native.ResourceVersion
+		if left = duration - r.renewals.see(native.UID, mark); left > 0 {
+			return left, nil
+		}
+	}
+	s.lapsed[s.native.UID] = true
+	return 0, nil
+}
+
+// carryOut brings the lease to what the plan says: reserve, seal, publish. It
+// gives the lease as it then is, and when to try again what could not be done.
+func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (lease *v1alpha1.FencedLease, retry time.Duration, err error) {
+	lease = s.lease.DeepCopy()
+	ready := metav1.Condition{Type: v1alpha1.FencedLeaseReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, Message: "tokens can be issued"}
+	if _, err := lastToken(lease); err != nil {
+		ready = notReady(err)
+	} else if ref := lease.Spec.LeaseRef; ref != nil && s.native == nil {
+		ready = notReady(&cannotIssue{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
+	}
+	if p.issue || p.revoke {
+		start := r.clock.Now()
+		defer func() {
+			if p.issue && err == nil {
+				issueTime.Observe(r.clock.Since(start).Seconds())
+			}
+		}()
+		token, incomplete, err := r.reserve(ctx, lease, s.lease.Status.Token == 0)
+		var cannot *cannotIssue
+		switch {
+		case errors.As(err, &cannot):
+			// Nothing is published: who holds goes on holding.
+			ready, retry = notReady(err), cannotRetry
+			p.issue, p.revoke, p.left, p.holder = false, false, "", s.lease.Status.Holder
+		case err != nil:
+			return nil, 0, err
+		default:
+			lease.Status.Token = int64(token)
+			if p.issue {
+				p.holder = p.holder.DeepCopy()
+				p.holder.AcquireTime = new(metav1.NewMicroTime(r.clock.Now()))
+			}
+			if incomplete != "" {
+				ready.Reason, ready.Message = v1alpha1.ReasonSealIncomplete, incomplete
+			}
+		}
+	} else if old := meta.FindStatusCondition(lease.Status.Conditions, v1alpha1.FencedLeaseReady); old != nil &&
+		old.Reason == v1alpha1.ReasonSealIncomplete && ready.Status == metav1.ConditionTrue {
+		ready.Reason, ready.Message = old.Reason, old.Message // until the next hand-over
+	}
+	lease.Status.Holder = p.holder
+	lease.Status.Waiting = &p.waiting
+	lease.Status.ObservedGeneration = &lease.Generation
+	for _, condition := range []metav1.Condition{ready, heldOf(lease, *p)} {
+		condition.ObservedGeneration = lease.Generation
+		setCondition(&lease.Status.Conditions, condition, r.clock)
+	}
+	if equality.Semantic.DeepEqual(lease.Status, s.lease.Status) {
+		return lease, retry, nil
+	}
+	if err := r.client.Status().Update(ctx, lease); err != nil {
+		return nil, 0, err
+	}
+	r.announce(s, *p, lease)
+	return lease, retry, nil
+}
+
+// cannotRetry is how long to wait before trying again what only people, or
+// another part of the cluster, can mend; a change of the lease comes first.
+const cannotRetry = 5 * time.Second
+
+// cannotIssue is why no token can be issued, as the Ready condition says it.
+type cannotIssue struct{ reason, message string }
+
+func (e *cannotIssue) Error() string { return e.message }
+
+func notReady(err error) metav1.Condition {
+	condition := metav1.Condition{Type: v1alpha1.FencedLeaseReady, Status: metav1.ConditionFalse, Message: err.Error()}
+	var cannot *cannotIssue
+	if errors.As(err, &cannot) {
+		condition.Reason = cannot.reason
+	}
+	return condition
+}
+
+// setCondition sets a condition with the time of its own clock.
+func setCondition(conditions *[]metav1.Condition, condition metav1.Condition, c clock.PassiveClock) {
+	condition.LastTransitionTime = metav1.NewTime(c.Now())
+	meta.SetStatusCondition(conditions, condition)
+}
+
+func heldOf(lease *v1alpha1.FencedLease, p plan) metav1.Condition {
+	held := metav1.Condition{Type: v1alpha1.FencedLeaseHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonFree, Message: "nobody holds the lease"}
+	before := meta.FindStatusCondition(lease.Status.Conditions, v1alpha1.FencedLeaseHeld)
+	switch {
+	case p.holder != nil:
+		held.Status, held.Reason = metav1.ConditionTrue, v1alpha1.ReasonHeld
+		held.Message = fmt.Sprintf("%q holds it with token %d", p.holder.Identity, lease.Status.Token)
+	case p.delayed,
+		// Nobody waits yet; the delay counts all the same.
+		p.left == v1alpha1.ReasonLapsed && lease.Spec.HandoverDelaySeconds != nil && *lease.Spec.HandoverDelaySeconds > 0,
+		p.left == "" && before != nil && before.Reason == v1alpha1.ReasonHandoverDelay && p.delay > 0:
+		held.Reason, held.Message = v1alpha1.ReasonHandoverDelay, "the last holder lapsed, and handoverDelaySeconds runs"
+	}
+	return held
+}
+
+// reserve writes the next token where a crash cannot lose it, and seals what
+// the lease seals. Then the token is ready to be published; incomplete names
+// what was not sealed in time where the lease goes on without.
+func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, first bool) (token fence.Token, incomplete string, err error) {
+	var floor fence.Token
+	if first {
+		if err := r.mark(ctx, lease); err != nil {
+			return 0, "", err
+		}
+		if floor, err = r.floor.read(ctx); err != nil {
+			return 0, "", err
+		}
+	}
+	if token, err = nextToken(lease, floor); err != nil {
+		return 0, "", err
+	}
+	if lease.Annotations == nil {
+		lease.Annotations = map[string]string{}
+	}
+	lease.Annotations[fence.AnnotationLastToken] = token.String()
+	if err := r.client.Update(ctx, lease); err != nil {
+		return 0, "", err
+	}
+	revision, err := revisionOf(lease.ResourceVersion)
+	if err != nil {
+		return 0, "", err
+	}
+	if token > revision {
+		// It ran ahead of the store, so a lease created anew would not start
+		// above it by itself.
+		if err := r.floor.raise(ctx, token); err != nil {
+			return 0, "", err
+		}
+	}
+	incomplete, err = r.seal.seal(ctx, lease, token)
+	return token, incomplete, err
+}
+
+// mark labels the namespaces where the lease guards objects, so that the
+// fence looks at requests there that carry no label of the object's.
+func (r *leaseReconciler) mark(ctx context.Context, lease *v1alpha1.FencedLease) error {
+	for _, name := range append([]string{lease.Namespace}, lease.Spec.AllowedNamespaces...) {
+		namespace := &corev1.Namespace{}
+		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, namespace); apierrors.IsNotFound(err) {
+			continue // "*", or not there yet
+		} else if err != nil {
+			return err
+		}
+		if namespace.Labels[fence.LabelNamespaceMark] == "true" {
+			continue
+		}
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"true"}}}`, fence.LabelNamespaceMark)
+		if err := r.client.Patch(ctx, namespace, client.RawPatch(types.MergePatchType, patch)); err != nil {
+			return fmt.Errorf("mark namespace %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// tell brings a claim's status to what follows from the lease's, and removes
+// it where it is finished and its time is over. It gives when to look again.
+func (r *leaseReconciler) tell(ctx context.Context, lease *v1alpha1.FencedLease, c *v1alpha1.LeaseClaim, p plan) (time.Duration, error) {
+	if finished(c) {
+		return r.expire(ctx, c)
+	}
+	before := c.DeepCopy()
+	c = c.DeepCopy()
+	held := metav1.Condition{Type: v1alpha1.LeaseClaimHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting}
+	end, ends := p.finish[c.UID]
+	switch {
+	case holdsClaim(lease, c):
+		held.Status, held.Reason, held.Message = metav1.ConditionTrue, v1alpha1.ReasonGranted, fmt.Sprintf("holds the lease with token %d", lease.Status.Token)
+		c.Status.Token, c.Status.AcquireTime = lease.Status.Token, lease.Status.Holder.AcquireTime
+	case ends:
+		held.Reason, held.Message = end.reason, end.message
+	case lease.Status.Holder != nil:
+		held.Message = fmt.Sprintf("%q holds the lease", lease.Status.Holder.Identity)
+	case p.delayed:
+		held.Message = "the last holder lapsed, and handoverDelaySeconds runs"
+	default:
+		held.Message = "the lease is not ready: see its conditions"
+	}
+	if c.Status.Ticket == 0 {
+		c.Status.Ticket = p.tickets[c.UID]
+	}
+	held.ObservedGeneration = 0 // renewals raise the generation, and change nothing here
+	setCondition(&c.Status.Conditions, held, r.clock)
+	if equality.Semantic.DeepEqual(c.Status, before.Status) {
+		return 0, nil
+	}
+	// Renewals move the resourceVersion and must not get in the way of an
+	// answer; an end is judged on the renewals it knows of.
+	patch := client.MergeFrom(before)
+	if ends {
+		patch = client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	}
+	err := r.client.Status().Patch(ctx, c, patch)
+	if apierrors.IsNotFound(err) {
+		return 0, nil // released meanwhile
+	}
+	if err == nil && ends {
+		return r.expire(ctx, c)
+	}
+	return 0, err
+}
+
+// expire removes a finished claim once its time to live is over, counted from
+// when this process first saw it finished.
+func (r *leaseReconciler) expire(ctx context.Context, c *v1alpha1.LeaseClaim) (time.Duration, error) {
+	r.renewals.forget(c.UID)
+	ttl := time.Duration(v1alpha1.DefaultTTLSecondsAfterFinished) * time.Second
+	if c.Spec.TTLSecondsAfterFinished != nil {
+		ttl = time.Duration(*c.Spec.TTLSecondsAfterFinished) * time.Second
+	}
+	if left := ttl - r.finished.see(c.UID, ""); left > 0 {
+		return left, nil
+	}
+	if err := r.client.Delete(ctx, c, client.Preconditions{UID: &c.UID}); err != nil {
+		return 0, client.IgnoreNotFound(err)
+	}
+	r.finished.forget(c.UID)
+	return 0, nil
+}
+
+// withoutLease answers claims of a lease that does not exist.
+func (r *leaseReconciler) withoutLease(ctx context.Context, claims *v1alpha1.LeaseClaimList) (ctrl.Result, error) {
+	var next time.Duration
+	for i := range claims.Items {
+		c := &claims.Items[i]
+		if !c.DeletionTimestamp.IsZero() {
+			continue
+		}
+		p := plan{}
+		if c.Status.Token > 0 {
+			p.finish = map[types.UID]ending{c.UID: {v1alpha1.ReasonLapsed, "the lease was deleted"}}
+		}
+		wait, err := r.tell(ctx, &v1alpha1.FencedLease{}, c, p)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		next = sooner(next, wait)
+	}
+	return ctrl.Result{RequeueAfter: next}, nil
+}
+
+// announce tells people of a hand-over, once it is published.
+func (r *leaseReconciler) announce(s situation, p plan, lease *v1alpha1.FencedLease) {
+	before := s.lease.Status.Holder
+	switch {
+	case p.revoke:
+		r.events.Eventf(lease, nil, corev1.EventTypeWarning, v1alpha1.ReasonRevoked, "Revoke", "token %d was revoked by minToken %d", s.lease.Status.Token, lease.Spec.MinToken)
+	case p.left != "" && before != nil:
+		r.events.Eventf(lease, nil, corev1.EventTypeNormal, p.left, "End", "%q no longer holds the lease; its token was %d", before.Identity, s.lease.Status.Token)
+	}
+	if !p.issue {
+		return
+	}
+	tokensIssued.Inc()
+	r.events.Eventf(lease, nil, corev1.EventTypeNormal, v1alpha1.ReasonGranted, "Grant", "token %d was issued to %q", lease.Status.Token, p.holder.Identity)
+	for _, c := range s.claims {
+		if holdsClaim(lease, c) && !holdsClaim(s.lease, c) {
+			queueAge.Observe(r.waited.see(c.UID, "").Seconds())
+		}
+	}
+}
+
+// sooner gives the earlier of two times to look again; 0 is never.
+func sooner(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// renewalOf is what a renewal changes in a claim.
+func renewalOf(c *v1alpha1.LeaseClaim) string {
+	text := strconv.FormatInt(reaffirm(c.Spec.Reaffirm), 10)
+	if c.Spec.RenewTime != nil {
+		text += c.Spec.RenewTime.UTC().Format(metav1.RFC3339Micro)
+	}
+	return text
+}

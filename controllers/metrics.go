@@ -1,0 +1,22 @@
+package controllers
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+var (
+	tokensIssued = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fencedlease_tokens_issued_total", Help: "Tokens issued.",
+	})
+	queueAge = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "fencedlease_claim_wait_seconds", Help: "Time from when a claim was first seen until it was granted.",
+		Buckets: prometheus.ExponentialBuckets(0.005, 4, 10),
+	})
+	issueTime = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "fencedlease_token_issue_seconds", Help: "Time from the decision to grant until the token is published: reserve, seal, publish.",
+		Buckets: prometheus.ExponentialBuckets(0.002, 3, 10),
+	})
+)
+
+func init() { metrics.Registry.MustRegister(tokensIssued, queueAge, issueTime) }
