@@ -115,7 +115,7 @@ func (f *fixture) environ(extra ...string) []string {
 		"KUBECONFIG="+f.kubeconfig, "PATH="+plugin+":"+f.Assets+":"+os.Getenv("PATH"), "HOME="+filepath.Dir(f.kubeconfig)), extra...)
 }
 
-// program prepares a program with that environment, in the namespace.
+// program prepares a program with that environment.
 func (f *fixture) program(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = f.environ()
@@ -140,12 +140,21 @@ func (f *fixture) fence(t *testing.T, args ...string) result {
 // fenceWith runs the plugin with a standard input.
 func (f *fixture) fenceWith(t *testing.T, stdin io.Reader, args ...string) result {
 	t.Helper()
+	return f.end(t, stdin, filepath.Join(plugin, "kubectl-fence"), args...)
+}
+
+// kubectl runs the real kubectl to its end.
+func (f *fixture) kubectl(t *testing.T, args ...string) result {
+	t.Helper()
+	return f.end(t, nil, filepath.Join(f.Assets, "kubectl"), args...)
+}
+
+func (f *fixture) end(t *testing.T, stdin io.Reader, program string, args ...string) result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
-	cmd := f.program(ctx, "kubectl-fence", append([]string{"--namespace=" + f.namespace}, args...)...)
-	cmd.Path = filepath.Join(plugin, "kubectl-fence")
-	cmd.Err = nil
+	cmd := f.program(ctx, program, append([]string{"--namespace=" + f.namespace}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
 	err := cmd.Run()
 	var exit *exec.ExitError
@@ -168,9 +177,7 @@ func (f *fixture) must(t *testing.T, args ...string) string {
 // background starts the plugin and leaves it running.
 func (f *fixture) background(t *testing.T, args ...string) *background {
 	t.Helper()
-	cmd := f.program(t.Context(), "kubectl-fence", append([]string{"--namespace=" + f.namespace}, args...)...)
-	cmd.Path = filepath.Join(plugin, "kubectl-fence")
-	cmd.Err = nil
+	cmd := f.program(t.Context(), filepath.Join(plugin, "kubectl-fence"), append([]string{"--namespace=" + f.namespace}, args...)...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

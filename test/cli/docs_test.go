@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// A block of sh after the comment <!-- run --> has to succeed, one after
+// <!-- run: TEXT --> has to fail and print TEXT. All blocks of a page run in
+// one shell.
+var blocks = regexp.MustCompile("(?s)<!-- run(?:: ([^>]*?))? -->\n```sh\n(.*?)```")
+
+// script puts a page's blocks into one script of bash.
+func script(t *testing.T, page string) string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := blocks.FindAllStringSubmatch(string(text), -1)
+	if all := strings.Count(string(text), "```sh"); all != len(found) {
+		t.Fatalf("%s has %d blocks of sh, and %d of them run", page, all, len(found))
+	}
+	var b strings.Builder
+	fmt.Fprintln(&b, "set -euo pipefail")
+	for i, m := range found {
+		fmt.Fprintf(&b, "echo \"--- block %d\" >&2\n", i+1)
+		if m[1] == "" {
+			b.WriteString(m[2])
+			continue
+		}
+		fmt.Fprintf(&b, "if (\nset -euo pipefail\n%s) >rejected 2>&1; then echo 'succeeded, and should not'; exit 1; fi\n"+
+			"cat rejected\ngrep -qF -- '%s' rejected\n", m[2], strings.ReplaceAll(m[1], "'", `'\''`))
+	}
+	return b.String()
+}
+
+func TestPages(t *testing.T) {
+	for _, page := range []string{"cli.md"} {
+		t.Run(page, func(t *testing.T) {
+			f := newFixture(t)
+			r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace)
+			if r.code != 0 {
+				t.Fatal(r)
+			}
+			var out bytes.Buffer
+			cmd := f.program(t.Context(), "bash", "-c", script(t, "../../docs/"+page))
+			cmd.Dir = t.TempDir()
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Run(); err != nil {
+				t.Fatalf("%v\n%s", err, &out)
+			}
+		})
+	}
+}
