@@ -438,7 +438,7 @@ type AdoptedLease struct {
 // +kubebuilder:printcolumn:name="Waiting",type=integer,JSONPath=`.status.waiting`,description="Claims in the queue"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,priority=1,description="Whether tokens can be issued"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="name must be at most 63 characters, since it becomes a label value",fieldPath=".metadata.name",reason=FieldValueInvalid
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",message="name must be at most 63 characters, since it becomes a label value",fieldPath=".metadata",reason=FieldValueInvalid
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.token) || (has(self.status) && has(self.status.token))",message="token must not be removed",fieldPath=".status",reason=FieldValueRequired
 type FencedLease struct {
 	metav1.TypeMeta `json:",inline"`
@@ -449,7 +449,7 @@ type FencedLease struct {
 
 	// spec is what the platform team declares.
 	// +optional
-	// +default={}
+	// +default={"leaseDurationSeconds":15}
 	Spec FencedLeaseSpec `json:"spec,omitzero"`
 
 	// status is what the operator has issued.

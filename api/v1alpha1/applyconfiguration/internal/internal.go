@@ -59,7 +59,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: spec
       type:
         namedType: com.github.fencedlease.fencedlease.api.v1alpha1.FencedLeaseSpec
-      default: {}
+      default:
+        leaseDurationSeconds: 15
     - name: status
       type:
         namedType: com.github.fencedlease.fencedlease.api.v1alpha1.FencedLeaseStatus
