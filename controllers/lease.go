@@ -66,9 +66,13 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 	s := situation{lease: current, lapsed: map[types.UID]bool{}}
 	for i := range all.Items {
 		c := &all.Items[i]
-		if c.Status.Token > current.Status.Token {
-			// The claim knows of a token that this view of the lease does not.
-			return ctrl.Result{RequeueAfter: 20 * time.Millisecond}, nil
+		if c.Status.Token > current.Status.Token && !finished(c) && s.lease == current {
+			// The claim knows of a token that this view of the lease does not:
+			// the cache is behind, or the token is a former lease's.
+			s.lease = &v1alpha1.FencedLease{}
+			if err := r.live.Get(ctx, key, s.lease); err != nil {
+				return ctrl.Result{}, err
+			}
 		}
 		if c.DeletionTimestamp.IsZero() {
 			s.claims = append(s.claims, c)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,9 +25,11 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
@@ -137,6 +140,17 @@ func Shared(opts Options) func(testing.TB) *Environment {
 		}
 		return e
 	}
+}
+
+func init() {
+	// TEST_LOG=1 shows what the operator logs.
+	out := io.Discard
+	if os.Getenv("TEST_LOG") != "" {
+		out = os.Stderr
+	}
+	logger := zap.New(zap.UseDevMode(true), zap.WriteTo(out))
+	ctrl.SetLogger(logger)
+	klog.SetLogger(logger)
 }
 
 // New starts an environment that the caller closes.
