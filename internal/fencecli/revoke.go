@@ -72,8 +72,10 @@ func (o *revokeOptions) Run(ctx context.Context) error {
 		switch {
 		case current == 0:
 			return usagef("[%s] has issued no token yet: nothing to revoke", o.lease)
-		case l.Spec.MinToken > l.Status.Token:
-			fmt.Fprintf(o.Out, "[%s] token %s was revoked before\n", o.lease, current)
+		case l.Spec.MinToken >= l.Status.Token:
+			// The operator takes the floor over into the status; who claims
+			// next is issued a token above it.
+			fmt.Fprintf(o.Out, "[%s] the newest token is revoked already\n", o.lease)
 			return nil
 		}
 		before := l.DeepCopy()
