@@ -72,9 +72,7 @@ func (o *revokeOptions) Run(ctx context.Context) error {
 		switch {
 		case current == 0:
 			return usagef("[%s] has issued no token yet: nothing to revoke", o.lease)
-		case l.Spec.MinToken >= l.Status.Token:
-			// The operator takes the floor over into the status; who claims
-			// next is issued a token above it.
+		case l.Spec.MinToken > l.Status.Token:
 			fmt.Fprintf(o.Out, "[%s] the newest token is revoked already\n", o.lease)
 			return nil
 		}
