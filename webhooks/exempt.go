@@ -1,0 +1,60 @@
+package webhooks
+
+import (
+	"slices"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+)
+
+// ExemptUsers are the principals of the control plane, by exact name: the
+// fence neither judges nor delays their writes, so that the control plane never
+// depends on it. The match conditions of config/webhook and the policies name
+// the same ones.
+var ExemptUsers = []string{
+	"system:apiserver",
+	"system:kube-controller-manager",
+	"system:kube-scheduler",
+	"system:serviceaccount:fencedlease-system:fencedlease",
+	"system:serviceaccount:kube-system:attachdetach-controller",
+	"system:serviceaccount:kube-system:certificate-controller",
+	"system:serviceaccount:kube-system:clusterrole-aggregation-controller",
+	"system:serviceaccount:kube-system:cronjob-controller",
+	"system:serviceaccount:kube-system:daemon-set-controller",
+	"system:serviceaccount:kube-system:deployment-controller",
+	"system:serviceaccount:kube-system:disruption-controller",
+	"system:serviceaccount:kube-system:endpoint-controller",
+	"system:serviceaccount:kube-system:endpointslice-controller",
+	"system:serviceaccount:kube-system:endpointslicemirroring-controller",
+	"system:serviceaccount:kube-system:ephemeral-volume-controller",
+	"system:serviceaccount:kube-system:expand-controller",
+	"system:serviceaccount:kube-system:generic-garbage-collector",
+	"system:serviceaccount:kube-system:horizontal-pod-autoscaler",
+	"system:serviceaccount:kube-system:job-controller",
+	"system:serviceaccount:kube-system:namespace-controller",
+	"system:serviceaccount:kube-system:node-controller",
+	"system:serviceaccount:kube-system:persistent-volume-binder",
+	"system:serviceaccount:kube-system:pod-garbage-collector",
+	"system:serviceaccount:kube-system:pv-protection-controller",
+	"system:serviceaccount:kube-system:pvc-protection-controller",
+	"system:serviceaccount:kube-system:replicaset-controller",
+	"system:serviceaccount:kube-system:replication-controller",
+	"system:serviceaccount:kube-system:resource-claim-controller",
+	"system:serviceaccount:kube-system:resourcequota-controller",
+	"system:serviceaccount:kube-system:root-ca-cert-publisher",
+	"system:serviceaccount:kube-system:route-controller",
+	"system:serviceaccount:kube-system:service-account-controller",
+	"system:serviceaccount:kube-system:service-controller",
+	"system:serviceaccount:kube-system:statefulset-controller",
+	"system:serviceaccount:kube-system:ttl-after-finished-controller",
+	"system:serviceaccount:kube-system:ttl-controller",
+}
+
+// ExemptGroups are exempt too.
+var ExemptGroups = []string{"system:nodes"}
+
+// exempt tells whether a principal is one of the control plane, or of those
+// that the installation adds.
+func exempt(u authenticationv1.UserInfo, more []string) bool {
+	return slices.Contains(ExemptUsers, u.Username) || slices.Contains(more, u.Username) ||
+		slices.ContainsFunc(u.Groups, func(g string) bool { return slices.Contains(ExemptGroups, g) })
+}
