@@ -73,7 +73,15 @@ func run(o options) func(*cobra.Command, []string) error {
 }
 
 func newCommand(streams genericiooptions.IOStreams, clock clock.WithTicker) *cobra.Command {
-	c := &cli{IOStreams: streams, config: genericclioptions.NewConfigFlags(true), clock: clock}
+	// One command's requests are bounded by the server's own fairness; the
+	// client's default of 5 a second is for controllers.
+	const qps, burst = 50, 300
+	config := genericclioptions.NewConfigFlags(true).WithDiscoveryQPS(qps).WithDiscoveryBurst(burst).
+		WithWrapConfigFn(func(cfg *rest.Config) *rest.Config {
+			cfg.QPS, cfg.Burst = qps, burst
+			return cfg
+		})
+	c := &cli{IOStreams: streams, config: config, clock: clock}
 	root := &cobra.Command{
 		Use:           "kubectl-fence",
 		Short:         "Hold fenced leases and stamp writes with their tokens",
