@@ -1,0 +1,153 @@
+package webhooks_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/test/env"
+)
+
+func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
+
+var served = env.Shared(env.Options{Webhook: true})
+
+// scene is a namespace with a lease whose current token is 42, held by pod-b,
+// and a guarded ConfigMap with the record 41.
+type scene struct {
+	*testing.T
+	*env.Environment
+	namespace string
+	lease     *v1alpha1.FencedLease
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	e := served(t)
+	s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
+	s.lease = s.makeLease("main", v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 15})
+	s.issue(s.lease, 41, "pod-a")
+	s.configMap("guarded")
+	s.must(s.patch("guarded", "41", "first", nil))
+	s.issue(s.lease, 42, "pod-b")
+	return s
+}
+
+func (s *scene) makeLease(name string, spec v1alpha1.FencedLeaseSpec) *v1alpha1.FencedLease {
+	s.Helper()
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: name}, Spec: spec}
+	s.must(s.Admin.Create(s.Context(), lease))
+	return lease
+}
+
+// issue writes what the operator would have written.
+func (s *scene) issue(lease *v1alpha1.FencedLease, token int64, identity string) {
+	s.Helper()
+	lease.Status.Token = token
+	lease.Status.Holder = &v1alpha1.Holder{ClaimName: identity, ClaimUID: fmt.Sprintf("uid-%d", token), Identity: identity}
+	if identity == "" {
+		lease.Status.Holder = nil
+	}
+	s.must(s.Admin.Status().Update(s.Context(), lease))
+}
+
+func (s *scene) configMap(name string) {
+	s.Helper()
+	s.must(s.Admin.Create(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: s.namespace, Name: name, Labels: map[string]string{fence.LabelLease: "main"},
+	}}))
+}
+
+func (s *scene) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// patch writes data["by"] and the given annotations; token and id are left out
+// where they are empty.
+func (s *scene) patch(name, token, id string, more map[string]any, opts ...client.PatchOption) error {
+	annotations := map[string]any{}
+	if token != "" {
+		annotations[fence.AnnotationToken] = token
+	}
+	if id != "" {
+		annotations[fence.AnnotationWriteID] = id
+	}
+	for k, v := range more {
+		annotations[k] = v
+	}
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}, "data": map[string]string{"by": token + id}})
+	if err != nil {
+		return err
+	}
+	return s.Admin.Patch(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: name}},
+		client.RawPatch(types.MergePatchType, body), opts...)
+}
+
+// as gives a client that presents a token by header, as the administrator.
+func (s *scene) as(token string) client.Client {
+	s.Helper()
+	cfg := rest.CopyConfig(s.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "admin", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {token}}}
+	c, err := client.New(cfg, client.Options{Scheme: s.Scheme})
+	s.must(err)
+	return c
+}
+
+// expect fails unless err is the fence's rejection for the reason; an empty
+// reason wants success.
+func (s *scene) expect(err error, reason fence.Reason) {
+	s.Helper()
+	if reason == "" {
+		if err != nil {
+			s.Errorf("rejected: %v", err)
+		}
+		return
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil || len(status.Status().Details.Causes) != 1 ||
+		status.Status().Details.Causes[0].Type != metav1.CauseType(reason) {
+		s.Errorf("got %v, want a rejection with cause %s", err, reason)
+		return
+	}
+	code := int32(http.StatusForbidden)
+	if reason == fence.MalformedToken {
+		code = http.StatusUnprocessableEntity
+	}
+	if status.Status().Code != code {
+		s.Errorf("%s with status %d, want %d", reason, status.Status().Code, code)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	s := newScene(t)
+	s.expect(s.patch("guarded", "42", "current", nil), "")
+	err := s.patch("guarded", "41", "stale", nil)
+	s.expect(err, fence.StaleToken)
+	for _, part := range []string{"41", "42", `"pod-b"`, s.namespace + "/main"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("the message %v does not name %s", err, part)
+		}
+	}
+	s.expect(s.patch("guarded", "43", "forged", nil), fence.UnissuedToken)
+	for _, text := range []string{"", " 42", "42 ", "+42", "-1", "0", "042", "0x2a", "4_2", "42.0", "4e1", "٤٢", "４２", "4\x002", "42\n",
+		"1234567890123456789", "12345678901234567890", strings.Repeat("9", 10_000)} {
+		s.expect(s.patch("guarded", "", "malformed"+text, map[string]any{fence.AnnotationToken: text}), fence.MalformedToken)
+	}
+	s.expect(s.patch("guarded", "", "", nil), fence.Unstamped)
+}
