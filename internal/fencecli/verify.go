@@ -33,16 +33,17 @@ func newVerify(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare the token recorded on every guarded object with its lease",
-		Long: "Reads the metadata of every guarded object and of its lease, and lists the records that no authority issued: above\n" +
-			"the lease's current token (from another cluster or a restored backup), malformed, or of a lease that does not\n" +
-			"exist or does not allow the namespace. The first lock the honest holder out. It ends with code 1 where it finds any.\n" +
-			"--fix lowers a record to the current token. That is a bypass: it needs the verb \"" + fence.VerbBypass + "\" on the lease and a reason.",
+		Long: "Reads the metadata of every guarded object and of its lease, and lists the records that no authority issued. Above\n" +
+			"the lease's current token (from another cluster or a restored backup) they keep the honest holder out, and --fix\n" +
+			"lowers them to it: a bypass, which needs the verb \"" + fence.VerbBypass + "\" on the lease and a reason. Malformed ones count as\n" +
+			"none until the holder's next write. Objects of a lease that does not exist, or does not allow their namespace, wait\n" +
+			"for it. Where anything is left the command ends with code 1.",
 		Example: "  kubectl fence verify -A\n  kubectl fence verify --fix --reason='restored from the backup of Monday'",
 		Args:    cobra.NoArgs,
 		RunE:    run(o),
 	}
 	cmd.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "verify the objects of every namespace, and those of none")
-	cmd.Flags().BoolVar(&o.fix, "fix", false, "lower records above the current token, and take malformed ones off")
+	cmd.Flags().BoolVar(&o.fix, "fix", false, "lower records above the current token")
 	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for those who read it later (required with --fix)")
 	return cmd
 }
@@ -73,8 +74,9 @@ type finding struct {
 	reason   fence.Reason
 }
 
-// fixable: the record is wrong, not the lease.
-func (f finding) fixable() bool { return f.reason != fence.UnknownLease }
+// fixable: only a record above the current token keeps the holder out. A
+// malformed one counts as none, and the holder's next write replaces it.
+func (f finding) fixable() bool { return f.reason == fence.UnissuedToken }
 
 func (o *verifyOptions) Run(ctx context.Context) error {
 	cfg, api, err := o.connect()
@@ -221,13 +223,12 @@ func recordText(obj crclient.Object) string {
 	return fmt.Sprintf("%q, floor %q", token, floor)
 }
 
-// mend lowers the record of an object to the current token, or takes it off
-// where none was issued, by a bypass.
+// mend lowers what stands above the current token to it, or takes it off where
+// none was issued, by a bypass.
 func (o *verifyOptions) mend(ctx context.Context, objects metadata.Interface, f finding) error {
 	annotations := map[string]any{fence.AnnotationBypass: o.bypass(o.reason)}
 	for _, name := range []string{fence.AnnotationToken, fence.AnnotationFloor} {
-		text, recorded := f.object.Annotations[name]
-		if token, err := fence.ParseToken(text); !recorded || (err == nil && token <= f.current) {
+		if token, err := fence.ParseToken(f.object.Annotations[name]); err != nil || token <= f.current {
 			continue
 		}
 		annotations[name] = nil

@@ -4,9 +4,11 @@ import (
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/fence"
 )
@@ -116,16 +118,27 @@ func TestVerifyFindsAndMendsRecordsThatNoAuthorityIssued(t *testing.T) {
 	if got := f.must(t, "verify"); !strings.Contains(got, "0 guarded objects") {
 		t.Fatalf("of nothing: %q", got)
 	}
-	for name, annotations := range map[string]map[string]string{
-		"current":   {fence.AnnotationToken: token},
-		"none":      nil,
-		"above":     {fence.AnnotationToken: "9007199254740991"},
-		"floor":     {fence.AnnotationToken: token, fence.AnnotationFloor: "9007199254740991"},
-		"malformed": {fence.AnnotationToken: "042"},
-	} {
-		f.stored(t, name, "deploy", annotations)
-	}
-	f.stored(t, "orphan", "nobody", nil)
+	f.unfenced(t, func() error {
+		for name, test := range map[string]struct {
+			lease       string
+			annotations map[string]string
+		}{
+			"current":   {"deploy", map[string]string{fence.AnnotationToken: token}},
+			"none":      {"deploy", nil},
+			"above":     {"deploy", map[string]string{fence.AnnotationToken: "9007199254740991"}},
+			"floor":     {"deploy", map[string]string{fence.AnnotationToken: token, fence.AnnotationFloor: "9007199254740991"}},
+			"malformed": {"deploy", map[string]string{fence.AnnotationToken: "042"}},
+			"orphan":    {"nobody", nil},
+		} {
+			c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+				Namespace: f.namespace, Name: name, Labels: map[string]string{fence.LabelLease: test.lease}, Annotations: test.annotations,
+			}}
+			if err := f.Admin.Create(t.Context(), c); client.IgnoreAlreadyExists(err) != nil {
+				return err
+			}
+		}
+		return nil
+	})
 
 	r := f.fence(t, "verify")
 	if r.code != 1 || !strings.Contains(r.stderr, "4 of 6") {
@@ -139,10 +152,10 @@ func TestVerifyFindsAndMendsRecordsThatNoAuthorityIssued(t *testing.T) {
 	if r = f.fence(t, "verify", "--fix"); r.code != 2 {
 		t.Fatalf("--fix without a reason: %v", r)
 	}
-	if r = f.fence(t, "verify", "--fix", "--reason=restored"); r.code != 1 || !strings.Contains(r.stderr, "1 of 6") {
+	if r = f.fence(t, "verify", "--fix", "--reason=restored"); r.code != 1 || !strings.Contains(r.stderr, "2 of 6") {
 		t.Fatalf("got %v", r)
 	}
-	for _, name := range []string{"current", "above", "floor", "malformed"} {
+	for _, name := range []string{"current", "above", "floor"} {
 		c := f.readConfigMap(t, name)
 		if got := fence.Recorded(c.Annotations).String(); got != token {
 			t.Errorf("%s records %s, want %s", name, got, token)
@@ -178,11 +191,41 @@ func TestWatchPrintsHandoversAndNotRenewals(t *testing.T) {
 	}
 }
 
-// stored makes a guarded ConfigMap as a restored backup would: whatever the
-// annotations say.
-func (f *fixture) stored(t *testing.T, name, lease string, annotations map[string]string) {
+// unfenced does work as if it came from a time without the fence, or by a
+// restored backup of the store.
+func (f *fixture) unfenced(t *testing.T, work func() error) {
 	t.Helper()
-	f.configMap(t, name, func(c *corev1.ConfigMap) {
-		c.Labels, c.Annotations = map[string]string{fence.LabelLease: lease}, annotations
-	})
+	hooks := &admissionv1.ValidatingWebhookConfigurationList{}
+	bindings := &admissionv1.ValidatingAdmissionPolicyBindingList{}
+	var fences []client.Object
+	for _, list := range []client.ObjectList{hooks, bindings} {
+		if err := f.Admin.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range hooks.Items {
+		fences = append(fences, &hooks.Items[i])
+	}
+	for i := range bindings.Items {
+		fences = append(fences, &bindings.Items[i])
+	}
+	for _, o := range fences {
+		if err := f.Admin.Delete(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func() {
+		for _, o := range fences {
+			o.SetResourceVersion("")
+			o.SetUID("")
+			if err := f.Admin.Create(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "the fence is back", func() bool {
+			c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, GenerateName: "x-", Labels: map[string]string{fence.LabelLease: "no-such-lease"}}}
+			return f.Admin.Create(t.Context(), c, client.DryRunAll) != nil
+		})
+	}()
+	eventually(t, "the fence is gone", func() bool { return work() == nil })
 }
