@@ -48,8 +48,9 @@ type Options struct {
 	OperatorNamespace string
 	// Clock is what lapses are judged by. Nil means the real one.
 	Clock clock.PassiveClock
-	// Client replaces the manager's for writes. Nil means the manager's.
-	Client client.Client
+	// Wrap changes the client by which tokens are issued, as tests do that
+	// inject faults. Nil changes nothing.
+	Wrap func(client.Client) client.Client
 }
 
 // SetupWithManager adds the controllers to a manager.
@@ -57,8 +58,9 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
-	if o.Client == nil {
-		o.Client = mgr.GetClient()
+	writer := mgr.GetClient()
+	if o.Wrap != nil {
+		writer = o.Wrap(writer)
 	}
 	ctx := context.Background()
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.LeaseClaim{}, claimsByLease, func(o client.Object) []string {
@@ -75,10 +77,10 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		return fmt.Errorf("index leases: %w", err)
 	}
 	r := &leaseReconciler{
-		client: o.Client, live: mgr.GetAPIReader(), clock: o.Clock, events: mgr.GetEventRecorder("fencedlease"),
+		client: writer, live: mgr.GetAPIReader(), clock: o.Clock, events: mgr.GetEventRecorder("fencedlease"),
 		renewals: newRenewals(o.Clock), finished: newRenewals(o.Clock), delays: newRenewals(o.Clock), waited: newRenewals(o.Clock),
-		floor: &floor{client: o.Client, live: mgr.GetAPIReader(), namespace: o.OperatorNamespace},
-		seal:  &sealer{client: o.Client, live: mgr.GetAPIReader()},
+		floor: &floor{client: writer, live: mgr.GetAPIReader(), namespace: o.OperatorNamespace},
+		seal:  &sealer{client: writer, live: mgr.GetAPIReader()},
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("fencedlease").

@@ -233,9 +233,14 @@ func (m *Manager) WaitReady(ctx context.Context) error {
 	return nil
 }
 
-// StartManager starts a replica of the operator as the options say, without
-// leader election. The environment stops it at the end.
-func (e *Environment) StartManager() (*Manager, error) {
+// StartManager starts a replica of the operator as the environment's options,
+// with the given changes, say, without leader election. The environment stops
+// it at the end.
+func (e *Environment) StartManager(changes ...func(*Options)) (*Manager, error) {
+	opts := e.opts
+	for _, change := range changes {
+		change(&opts)
+	}
 	cfg, err := e.Operator()
 	if err != nil {
 		return nil, err
@@ -246,34 +251,34 @@ func (e *Environment) StartManager() (*Manager, error) {
 		// Several replicas in one process would trip over unique names.
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	}
-	if e.opts.Webhook {
+	if opts.Webhook {
 		options.WebhookServer = webhook.NewServer(webhook.Options{
 			Host: e.Webhook.LocalServingHost, Port: e.Webhook.LocalServingPort, CertDir: e.Webhook.LocalServingCertDir,
 		})
 	}
-	if e.opts.Manager != nil {
-		e.opts.Manager(&options)
+	if opts.Manager != nil {
+		opts.Manager(&options)
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
 		return nil, err
 	}
-	if e.opts.Operator {
-		o := e.opts.Controllers
+	if opts.Operator {
+		o := opts.Controllers
 		o.OperatorNamespace = controlplane.OperatorNamespace
 		if err := controllers.SetupWithManager(mgr, o); err != nil {
 			return nil, err
 		}
 	}
-	if e.opts.Webhook {
-		o := e.opts.Webhooks
+	if opts.Webhook {
+		o := opts.Webhooks
 		o.OperatorNamespace = controlplane.OperatorNamespace
 		if err := webhooks.SetupWithManager(mgr, o); err != nil {
 			return nil, err
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &Manager{Manager: mgr, cancel: cancel, done: make(chan struct{}), serves: e.opts.Webhook}
+	m := &Manager{Manager: mgr, cancel: cancel, done: make(chan struct{}), serves: opts.Webhook}
 	go func() {
 		defer close(m.done)
 		m.err = mgr.Start(ctx)
@@ -284,7 +289,7 @@ func (e *Environment) StartManager() (*Manager, error) {
 	return m, nil
 }
 
-// ManagerConfig gives the configuration of an account by certificate; the
+// user gives the configuration of an account by certificate; the
 // same name gives the same account.
 func (e *Environment) user(name string, groups []string) (*rest.Config, error) {
 	e.mu.Lock()

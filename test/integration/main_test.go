@@ -84,10 +84,15 @@ func (w *world) claim(name string, change func(*v1alpha1.LeaseClaim)) *v1alpha1.
 	return c
 }
 
+func (w *world) find(name string) (*v1alpha1.LeaseClaim, error) {
+	c := &v1alpha1.LeaseClaim{}
+	return c, w.Admin.Get(w.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, c)
+}
+
 func (w *world) get(name string) (*v1alpha1.LeaseClaim, string) {
 	w.Helper()
-	c := &v1alpha1.LeaseClaim{}
-	if err := w.Admin.Get(w.Context(), client.ObjectKey{Namespace: w.namespace, Name: name}, c); err != nil {
+	c, err := w.find(name)
+	if err != nil {
 		w.Fatal(err)
 	}
 	held := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.LeaseClaimHeld)
