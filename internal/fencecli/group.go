@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 	"k8s.io/utils/clock"
 )
 
@@ -35,10 +34,12 @@ type group struct {
 func startGroup(cmd *exec.Cmd, c clock.WithTicker) (*group, error) {
 	g := &group{clock: c, exited: make(chan error, 1), terminal: -1}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if f, ok := cmd.Stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		// Ctty is a descriptor of this process where Setctty is not asked for.
+	if f, ok := cmd.Stdin.(*os.File); ok && inForeground(int(f.Fd())) {
 		g.terminal = int(f.Fd())
 		cmd.SysProcAttr.Foreground, cmd.SysProcAttr.Ctty = true, g.terminal
+		// To suspend the holder of a lease is to lose it, so Ctrl-Z does
+		// nothing. The command inherits that.
+		signal.Ignore(syscall.SIGTSTP)
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -46,6 +47,13 @@ func startGroup(cmd *exec.Cmd, c clock.WithTicker) (*group, error) {
 	g.id = cmd.Process.Pid
 	go func() { g.exited <- cmd.Wait() }()
 	return g, nil
+}
+
+// inForeground tells whether this process owns the terminal that it was given;
+// as a background job it must not take it from the shell.
+func inForeground(fd int) bool {
+	owner, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP)
+	return err == nil && owner == unix.Getpgrp()
 }
 
 // signal sends to the whole group. It fails only where nobody is left.
