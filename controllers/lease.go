@@ -78,6 +78,9 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 			s.claims = append(s.claims, c)
 		}
 	}
+	if err := r.mark(ctx, s.lease); err != nil {
+		return ctrl.Result{}, err
+	}
 	next, err := r.observe(ctx, &s)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -169,7 +172,7 @@ func (r *leaseReconciler) observeNative(ctx context.Context, s *situation, name 
 func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (lease *v1alpha1.FencedLease, retry time.Duration, err error) {
 	lease = s.lease.DeepCopy()
 	ready := metav1.Condition{Type: v1alpha1.FencedLeaseReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, Message: "tokens can be issued"}
-	if _, err := lastToken(lease); err != nil {
+	if _, err := nextToken(lease, 0); err != nil {
 		ready = notReady(err)
 	} else if ref := lease.Spec.LeaseRef; ref != nil && s.native == nil {
 		ready = notReady(&cannotIssue{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
@@ -267,9 +270,6 @@ func heldOf(lease *v1alpha1.FencedLease, p plan) metav1.Condition {
 func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, first bool) (token fence.Token, incomplete string, err error) {
 	var floor fence.Token
 	if first {
-		if err := r.mark(ctx, lease); err != nil {
-			return 0, "", err
-		}
 		if floor, err = r.floor.read(ctx); err != nil {
 			return 0, "", err
 		}

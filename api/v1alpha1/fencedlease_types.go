@@ -209,10 +209,12 @@ type FencedLeaseSpec struct {
 	LeaseRef *LeaseReference `json:"leaseRef,omitzero"`
 
 	// minToken is the floor of the current token. Raising it above the current
-	// token revokes that one at once, holder or not. Omitted means no floor.
+	// token revokes that one at once, holder or not. It may be above what a backup may bring back (2^52), so that
+	// every token can be revoked, and leaves a quarter of the range. Omitted means
+	// no floor.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=4503599627370496
+	// +kubebuilder:validation:Maximum=6755399441055744
 	MinToken int64 `json:"minToken,omitempty"`
 }
 

@@ -51,7 +51,9 @@ type FencedLeaseSpecApplyConfiguration struct {
 	// claims decide.
 	LeaseRef *LeaseReferenceApplyConfiguration `json:"leaseRef,omitempty"`
 	// minToken is the floor of the current token. Raising it above the current
-	// token revokes that one at once, holder or not. Omitted means no floor.
+	// token revokes that one at once, holder or not. It may be above what a backup may bring back (2^52), so that
+	// every token can be revoked, and leaves a quarter of the range. Omitted means
+	// no floor.
 	MinToken *int64 `json:"minToken,omitempty"`
 }
 
