@@ -151,3 +151,12 @@ func TestTokens(t *testing.T) {
 	}
 	s.expect(s.patch("guarded", "", "", nil), fence.Unstamped)
 }
+
+func oneLease() v1alpha1.FencedLeaseSpec { return v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 15} }
+
+// markNamespace does what the operator does before it issues a first token.
+func (s *scene) markNamespace() {
+	s.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
+	s.must(s.Admin.Patch(s.Context(), ns, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:"true"}}}`, fence.LabelNamespaceMark))))
+}
