@@ -186,13 +186,19 @@ func New(opts Options) (_ *Environment, err error) {
 
 // Close stops everything.
 func (e *Environment) Close() error {
+	e.StopManagers()
+	return e.Stop()
+}
+
+// StopManagers ends every replica of the operator; the API server stays.
+func (e *Environment) StopManagers() {
 	e.mu.Lock()
 	managers := e.managers
+	e.managers = nil
 	e.mu.Unlock()
 	for _, m := range managers {
 		m.Stop()
 	}
-	return e.Stop()
 }
 
 // Manager is one in-process replica of the operator.

@@ -1,0 +1,108 @@
+package webhooks_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/test/env"
+	"github.com/fencedlease/fencedlease/webhooks"
+)
+
+// TestWebhookDown: what is not guarded is written as ever, and what is guarded
+// fails closed, at once and with a message that names the fence.
+func TestWebhookDown(t *testing.T) {
+	e := env.Start(t, env.Options{Webhook: true})
+	s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
+	s.markNamespace()
+	s.lease = s.makeLease("main", oneLease())
+	s.issue(s.lease, 41, "pod-a")
+	s.configMap("guarded")
+	plain := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "plain"}}
+	s.must(e.Admin.Create(t.Context(), plain))
+	e.StopManagers()
+
+	begin := time.Now()
+	err := s.patch("guarded", "41", "x", nil)
+	if err == nil || !strings.Contains(err.Error(), "objects.fencedlease.io") {
+		t.Errorf("a guarded write with the webhook down: %v", err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it took %v to say so", took)
+	}
+	for name, write := range map[string]func() error{
+		"an unguarded patch": func() error {
+			return e.Admin.Patch(t.Context(), plain, client.RawPatch(types.MergePatchType, []byte(`{"data":{"a":"b"}}`)))
+		},
+		"an unguarded delete": func() error { return e.Admin.Delete(t.Context(), plain) },
+		"an unguarded create": func() error {
+			return e.Admin.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "pod"},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}})
+		},
+		"a native Lease": func() error {
+			return e.Admin.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "native"}})
+		},
+		"a native Lease that carries the label": func() error {
+			return e.Admin.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "labelled", Labels: map[string]string{"fencedlease.io/lease": "main"}}})
+		},
+		"a claim and its renewal": func() error {
+			c := &v1alpha1.LeaseClaim{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "c"}, Spec: v1alpha1.LeaseClaimSpec{LeaseName: "main"}}
+			s.must(e.Admin.Create(t.Context(), c))
+			return e.Admin.Patch(t.Context(), c, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"renewTime":"2026-01-01T00:00:00.000000Z"}}`)))
+		},
+		"an exempt principal on a guarded object": func() error {
+			gc, err := e.ControlPlane.User("system:serviceaccount:kube-system:generic-garbage-collector", "system:masters")
+			s.must(err)
+			c, err := client.New(gc, client.Options{Scheme: e.Scheme})
+			s.must(err)
+			return c.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "guarded"}})
+		},
+	} {
+		if err := write(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestScopeNamesTheExempt: the shipped match conditions are the list of this
+// package, and what carries no label is selected by namespace alone.
+func TestScopeNamesTheExempt(t *testing.T) {
+	hooks := served(t).Webhook.ValidatingWebhooks
+	if len(hooks) != 1 || hooks[0].Name != webhooks.ConfigurationName {
+		t.Fatalf("%d configurations", len(hooks))
+	}
+	for _, hook := range hooks[0].Webhooks {
+		var condition string
+		for _, c := range hook.MatchConditions {
+			if c.Name == "not-exempt" {
+				condition = c.Expression
+			}
+		}
+		for _, user := range webhooks.ExemptUsers {
+			if !strings.Contains(condition, "'"+user+"'") {
+				t.Errorf("%s: %s is missing", hook.Name, user)
+			}
+		}
+		if got := strings.Count(condition, "'system:"); got != len(webhooks.ExemptUsers)+len(webhooks.ExemptGroups) {
+			t.Errorf("%s names %d principals, and %d are exempt", hook.Name, got, len(webhooks.ExemptUsers)+len(webhooks.ExemptGroups))
+		}
+		if *hook.TimeoutSeconds > 3 || *hook.FailurePolicy != "Fail" || *hook.MatchPolicy != "Equivalent" {
+			t.Errorf("%s: timeout %d s, %s, %s", hook.Name, *hook.TimeoutSeconds, *hook.FailurePolicy, *hook.MatchPolicy)
+		}
+		if hook.Name != "objects.fencedlease.io" && hook.ObjectSelector != nil && len(hook.ObjectSelector.MatchExpressions) > 0 {
+			t.Errorf("%s: the objects of its requests carry no label, so an object selector would switch it off", hook.Name)
+		}
+		for _, reserved := range []string{"kube-system", "kube-node-lease", "fencedlease-system"} {
+			if !strings.Contains(hook.NamespaceSelector.String(), reserved) {
+				t.Errorf("%s reaches into %s", hook.Name, reserved)
+			}
+		}
+	}
+}
