@@ -511,7 +511,9 @@ func (h *Held) drain(ctx context.Context, w watch.Interface) (any bool) {
 
 // gone tells that the object does not exist. A server that is starting may
 // answer 404 for a path that it does not serve yet; that says nothing.
-func gone(err error) bool { return apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err) }
+func gone(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err)
+}
 
 // transient tells whether the same request may succeed later.
 func transient(err error) bool {

@@ -67,5 +67,5 @@ func (f *floor) raise(ctx context.Context, token fence.Token) error {
 }
 
 func (f *floor) unavailable(err error) error {
-	return &cannotIssue{v1alpha1.ReasonFloorUnavailable, fmt.Sprintf("ConfigMap %s/%s: %v", f.namespace, FloorName, err)}
+	return &cannotIssueError{v1alpha1.ReasonFloorUnavailable, fmt.Sprintf("ConfigMap %s/%s: %v", f.namespace, FloorName, err)}
 }

@@ -175,7 +175,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 	if _, err := nextToken(lease, 0); err != nil {
 		ready = notReady(err)
 	} else if ref := lease.Spec.LeaseRef; ref != nil && s.native == nil {
-		ready = notReady(&cannotIssue{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
+		ready = notReady(&cannotIssueError{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
 	}
 	if p.issue || p.revoke {
 		start := r.clock.Now()
@@ -185,7 +185,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 			}
 		}()
 		token, incomplete, err := r.reserve(ctx, lease, s.lease.Status.Token == 0)
-		var cannot *cannotIssue
+		var cannot *cannotIssueError
 		switch {
 		case errors.As(err, &cannot):
 			// Nothing is published: who holds goes on holding.
@@ -228,14 +228,14 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 // another part of the cluster, can mend; a change of the lease comes first.
 const cannotRetry = 5 * time.Second
 
-// cannotIssue is why no token can be issued, as the Ready condition says it.
-type cannotIssue struct{ reason, message string }
+// cannotIssueError is why no token can be issued, as the Ready condition says it.
+type cannotIssueError struct{ reason, message string }
 
-func (e *cannotIssue) Error() string { return e.message }
+func (e *cannotIssueError) Error() string { return e.message }
 
 func notReady(err error) metav1.Condition {
 	condition := metav1.Condition{Type: v1alpha1.FencedLeaseReady, Status: metav1.ConditionFalse, Message: err.Error()}
-	var cannot *cannotIssue
+	var cannot *cannotIssueError
 	if errors.As(err, &cannot) {
 		condition.Reason = cannot.reason
 	}

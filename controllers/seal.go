@@ -33,7 +33,7 @@ type sealer struct {
 
 // seal brings every guarded object of the lease's sealed kinds to token. It
 // lists until nothing lower appears; creates below the reserved token are
-// refused by the fence. Where it cannot, it fails with cannotIssue or, where
+// refused by the fence. Where it cannot, it fails with cannotIssueError or, where
 // the lease says so, names in incomplete what is not sealed.
 func (s *sealer) seal(ctx context.Context, lease *v1alpha1.FencedLease, token fence.Token) (incomplete string, err error) {
 	spec := lease.Spec.Seal
@@ -61,7 +61,7 @@ func (s *sealer) seal(ctx context.Context, lease *v1alpha1.FencedLease, token fe
 	if spec.OnTimeout == v1alpha1.SealProceed {
 		return err.Error(), nil
 	}
-	return "", &cannotIssue{v1alpha1.ReasonSealing, err.Error()}
+	return "", &cannotIssueError{v1alpha1.ReasonSealing, err.Error()}
 }
 
 func (s *sealer) kind(ctx context.Context, lease *v1alpha1.FencedLease, resource v1alpha1.SealedResource, token fence.Token) error {

@@ -21,7 +21,7 @@ const (
 // of its name before it, was ever issued. A store's revision grows with each
 // write, so the first token starts above the revision; floor is what the
 // cluster-wide floor holds, for tokens that ran ahead of it. The error is a
-// cannotIssue.
+// cannotIssueError.
 func nextToken(lease *v1alpha1.FencedLease, floor fence.Token) (fence.Token, error) {
 	known := max(fence.Token(lease.Status.Token), fence.Token(lease.Spec.MinToken))
 	if lease.Status.Token == 0 {
@@ -38,13 +38,13 @@ func nextToken(lease *v1alpha1.FencedLease, floor fence.Token) (fence.Token, err
 			err = fmt.Errorf("%s is above %s", last, maxRestoredToken)
 		}
 		if err != nil {
-			return 0, &cannotIssue{v1alpha1.ReasonInvalidLastToken, fmt.Sprintf(
+			return 0, &cannotIssueError{v1alpha1.ReasonInvalidLastToken, fmt.Sprintf(
 				"annotation %s: %v; take it off, and set spec.minToken above every token of this lease", fence.AnnotationLastToken, err)}
 		}
 		next = max(next, last)
 	}
 	if next++; !next.Valid() {
-		return 0, &cannotIssue{v1alpha1.ReasonTokensExhausted, fmt.Sprintf("the next token would exceed %d: create another lease", fence.MaxToken)}
+		return 0, &cannotIssueError{v1alpha1.ReasonTokensExhausted, fmt.Sprintf("the next token would exceed %d: create another lease", fence.MaxToken)}
 	}
 	return next, nil
 }
@@ -53,7 +53,7 @@ func nextToken(lease *v1alpha1.FencedLease, floor fence.Token) (fence.Token, err
 func revisionOf(resourceVersion string) (fence.Token, error) {
 	n, err := strconv.ParseInt(resourceVersion, 10, 64)
 	if err != nil || n < 1 || n >= int64(fence.MaxToken) {
-		return 0, &cannotIssue{v1alpha1.ReasonInvalidResourceVersion, fmt.Sprintf(
+		return 0, &cannotIssueError{v1alpha1.ReasonInvalidResourceVersion, fmt.Sprintf(
 			"resourceVersion %q is not an integer that a token can start from", resourceVersion)}
 	}
 	return fence.Token(n), nil

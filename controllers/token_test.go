@@ -53,7 +53,7 @@ func TestNextToken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := nextToken(leaseWith(c.revision, c.last, c.token, c.minimum), c.floor)
-			var cannot *cannotIssue
+			var cannot *cannotIssueError
 			if c.reason != "" {
 				if !errors.As(err, &cannot) || cannot.reason != c.reason {
 					t.Errorf("got %v, %v, want reason %s", got, err, c.reason)

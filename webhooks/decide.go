@@ -163,7 +163,7 @@ func decideUnstamped(w *write, f facts, lease fence.Lease, key types.NamespacedN
 		case may && !f.live:
 			return verdict{}, readLive
 		case may:
-			return decideBypass(w, f, lease, same), nothing
+			return decideBypass(w, lease, same), nothing
 		}
 	}
 	if !guarded {
@@ -248,7 +248,7 @@ func decideGuarding(w *write, f facts, lease fence.Lease, key types.NamespacedNa
 
 // decideBypass judges a deliberate write past the fence. It still leaves the
 // record alone, save where no authority issued what is recorded.
-func decideBypass(w *write, f facts, lease fence.Lease, same bool) verdict {
+func decideBypass(w *write, lease fence.Lease, same bool) verdict {
 	v := verdict{allowed: true, bypassed: true, warning: fmt.Sprintf("[%s] bypassed: %s", lease.Name, w.bypass)}
 	if w.old == nil || w.new == nil || !same || w.fenceUntouched() {
 		return v

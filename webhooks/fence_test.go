@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -97,16 +96,6 @@ func (s *scene) patch(name, token, id string, more map[string]any, opts ...clien
 	}
 	return s.Admin.Patch(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: name}},
 		client.RawPatch(types.MergePatchType, body), opts...)
-}
-
-// as gives a client that presents a token by header, as the administrator.
-func (s *scene) as(token string) client.Client {
-	s.Helper()
-	cfg := rest.CopyConfig(s.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "admin", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {token}}}
-	c, err := client.New(cfg, client.Options{Scheme: s.Scheme})
-	s.must(err)
-	return c
 }
 
 // expect fails unless err is the fence's rejection for the reason; an empty

@@ -48,7 +48,7 @@ func dev(t *testing.T, binary, assets string) (cmd *exec.Cmd, dir string, kubeco
 
 // processes lists those that name the folder on their command line.
 func processes(dir string) string {
-	out, _ := exec.Command("pgrep", "-af", dir).Output() //nolint:noctx // ends at once
+	out, _ := exec.Command("pgrep", "-af", dir).Output()
 	return string(out)
 }
 

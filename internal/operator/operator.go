@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -160,7 +159,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("set up the manager: %w", err)
 	}
-	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace, Clock: clock.RealClock{}}); err != nil {
+	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace}); err != nil { //nolint:contextcheck // its indexes outlive ctx
 		return fmt.Errorf("set up the controllers: %w", err)
 	}
 	if o.Policy {

@@ -10,8 +10,8 @@ import (
 
 func TestGrantReleaseAndQueue(t *testing.T) {
 	w := newWorld(t, operated(t), v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 60})
-	a := w.claim("a", func(c *v1alpha1.LeaseClaim) { c.Spec.HolderIdentity = "pod-a" })
-	a = w.awaitReason("a", v1alpha1.ReasonGranted)
+	w.claim("a", func(c *v1alpha1.LeaseClaim) { c.Spec.HolderIdentity = "pod-a" })
+	a := w.awaitReason("a", v1alpha1.ReasonGranted)
 	first := w.lease()
 	if first.Status.Token != a.Status.Token || first.Status.Holder == nil || first.Status.Holder.Identity != "pod-a" {
 		t.Fatalf("lease %+v, claim %+v", first.Status, a.Status)
@@ -61,8 +61,8 @@ func TestRecreatedLeaseStartsAbove(t *testing.T) {
 	last := int64(0)
 	for i := range 3 {
 		name := fmt.Sprintf("c%d", i)
-		c := w.claim(name, nil)
-		c = w.awaitReason(name, v1alpha1.ReasonGranted)
+		w.claim(name, nil)
+		c := w.awaitReason(name, v1alpha1.ReasonGranted)
 		if c.Status.Token <= last {
 			t.Fatalf("token %d after %d", c.Status.Token, last)
 		}

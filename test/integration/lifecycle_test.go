@@ -44,8 +44,8 @@ func long() v1alpha1.FencedLeaseSpec { return v1alpha1.FencedLeaseSpec{LeaseDura
 func TestReaffirm(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, operated(t), long())
-	a := w.claim("a", nil)
-	a = w.awaitReason("a", v1alpha1.ReasonGranted)
+	w.claim("a", nil)
+	a := w.awaitReason("a", v1alpha1.ReasonGranted)
 	w.merge(a.DeepCopy(), `{"spec":{"reaffirm":1}}`)
 	await(t, "the claim has a higher token", func() bool { c, _ := w.get("a"); return c.Status.Token > a.Status.Token })
 	lease := w.lease()

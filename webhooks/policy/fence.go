@@ -42,7 +42,7 @@ func fenceVariables() []admissionv1.Variable {
 		{Name: "lease", Expression: label("oldObject", fence.LabelLease) + ".orValue('')"},
 		{Name: "namespace", Expression: label("oldObject", fence.LabelLeaseNamespace) + ".orValue(oldObject.metadata.?namespace.orValue(''))"},
 		// The lease's line in the table, without its name; see fence.TableName.
-		{Name: "found", Expression: fmt.Sprintf("params.?data[?variables.namespace].orValue('').split('\\n' + variables.lease + '\\t', 2)")},
+		{Name: "found", Expression: "params.?data[?variables.namespace].orValue('').split('\\n' + variables.lease + '\\t', 2)"},
 		{Name: "entry", Expression: "variables.found.size() < 2 ? [] : variables.found[1].split('\\n', 2)[0].split('\\t')"},
 		{Name: "known", Expression: "variables.entry.size() > 0"},
 		{Name: "current", Expression: fmt.Sprintf("int(%s)", field(fence.TableFieldCurrent))},
