@@ -434,7 +434,7 @@ type AdoptedLease struct {
 // increasing fencing token.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=fl,categories=fencedlease
+// +kubebuilder:resource:shortName=fl,categories=fencing
 // +kubebuilder:printcolumn:name="Holder",type=string,JSONPath=`.status.holder.identity`,description="Who holds the lease"
 // +kubebuilder:printcolumn:name="Token",type=integer,JSONPath=`.status.token`,description="The current token"
 // +kubebuilder:printcolumn:name="Waiting",type=integer,JSONPath=`.status.waiting`,description="Claims in the queue"

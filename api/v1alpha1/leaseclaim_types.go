@@ -144,7 +144,7 @@ type LeaseClaimStatus struct {
 // acquisition per claim. It is released by deleting it.
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:shortName=flc,categories=fencedlease
+// +kubebuilder:resource:shortName=flc,categories=fencing
 // +kubebuilder:selectablefield:JSONPath=`.spec.leaseName`
 // +kubebuilder:printcolumn:name="Lease",type=string,JSONPath=`.spec.leaseName`
 // +kubebuilder:printcolumn:name="Held",type=string,JSONPath=`.status.conditions[?(@.type=="Held")].reason`
