@@ -188,7 +188,7 @@ func enter(ctx context.Context, api claims, namespace, name string, o options) (
 	if err != nil {
 		return nil, fmt.Errorf("claim [%s/%s]: %w", namespace, name, err)
 	}
-	return hold(api, o, lease, made, sent), nil
+	return hold(api, o, lease, made, sent), nil //nolint:contextcheck // it holds beyond ctx, until it is released
 }
 
 // await waits until the claim is granted.

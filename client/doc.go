@@ -8,8 +8,7 @@
 // newer one is what the fence guarantees, not the holder's belief.
 //
 // Acquire waits in the lease's queue and returns a Held, which renews in the
-// background. New wraps a controller-runtime client so that every write to a
-// guarded object presents the token; Config does so for every write of a
-// rest.Config. Lock plugs into client-go's elector and controller-runtime's
-// manager.
+// background; Run does so around a function. Config copies a rest.Config so
+// that whatever client is made of it presents the token on every write. Lock
+// plugs into client-go's elector and controller-runtime's manager.
 package client

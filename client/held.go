@@ -31,7 +31,7 @@ type Held struct {
 	lease, name string
 	claim       string
 	uid         types.UID
-	// manual leaves the moments of renewal to renew's callers.
+	// manual leaves the moments of renewal to renew's callers, once granted.
 	manual bool
 
 	cancel  context.CancelFunc
@@ -376,7 +376,7 @@ func (h *Held) run(ctx context.Context, resourceVersion string) {
 		case <-changed:
 		case <-expired:
 		case <-next.C():
-			if !h.manual {
+			if !h.manual || !held {
 				start()
 			}
 		case ask := <-h.asks:
@@ -483,26 +483,26 @@ func (h *Held) follow(ctx context.Context, resourceVersion string) {
 }
 
 // drain takes in events until the watch ends, and tells if there were any.
-func (h *Held) drain(ctx context.Context, w watch.Interface) (any bool) {
+func (h *Held) drain(ctx context.Context, w watch.Interface) (some bool) {
 	defer w.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return any
+			return some
 		case event, ok := <-w.ResultChan():
 			if !ok {
-				return any
+				return some
 			}
 			claim, isClaim := event.Object.(*v1alpha1.LeaseClaim)
 			if !isClaim {
-				return any // an error, as of a version too old: read again
+				return some // an error, as of a version too old: read again
 			}
-			any = true
+			some = true
 			if event.Type == watch.Deleted && claim.UID == h.uid {
 				h.mu.Lock()
 				h.learn(h.progress.vanish())
 				h.mu.Unlock()
-				return any
+				return some
 			}
 			h.observe(claim)
 		}

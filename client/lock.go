@@ -2,6 +2,11 @@ package client
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -12,8 +17,18 @@ import (
 
 // Lock is a client-go resource lock on a FencedLease: give it to an elector,
 // or to a manager as LeaderElectionResourceLockInterface, with NewClient as
-// the manager's NewClient.
-type Lock struct{}
+// the manager's NewClient. The elector's own durations only bound how long its
+// callbacks go on; who holds is the lease's to say. A release deletes this
+// lock's own claim, by UID, so it never touches a successor's.
+type Lock struct {
+	cfg              *rest.Config
+	namespace, lease string
+	options          options
+
+	calls atomic.Int64
+	mu    sync.Mutex
+	held  *Held
+}
 
 var (
 	_ resourcelock.Interface = (*Lock)(nil)
@@ -21,40 +36,105 @@ var (
 )
 
 // NewLock makes a lock. What is wrong with cfg shows at the first use.
-func NewLock(cfg *rest.Config, namespace, lease string, opts ...Option) *Lock { return nil }
+func NewLock(cfg *rest.Config, namespace, lease string, opts ...Option) *Lock {
+	o := newOptions(opts)
+	o.manual = true
+	return &Lock{cfg: cfg, namespace: namespace, lease: lease, options: o}
+}
 
-// NewClient makes a client stamped with the lock's token; it fits
-// controller-runtime's manager.Options.NewClient.
+// NewClient makes a client that presents the lock's token on every write; it
+// fits controller-runtime's manager.Options.NewClient.
 func (l *Lock) NewClient(cfg *rest.Config, options crclient.Options) (crclient.Client, error) {
-	return nil, nil
+	cfg, err := Config(context.Background(), cfg, l)
+	if err != nil {
+		return nil, err
+	}
+	options.HTTPClient = nil // made of the configuration without the stamp
+	return crclient.New(cfg, options)
 }
 
 // Lease is the lease as "namespace/name".
-func (l *Lock) Lease() string { return "" }
+func (l *Lock) Lease() string { return l.namespace + "/" + l.lease }
 
 // Present gives the token while the lock is held.
-func (l *Lock) Present() (fence.Token, error) { return 0, nil }
+func (l *Lock) Present() (fence.Token, error) {
+	l.mu.Lock()
+	held := l.held
+	l.mu.Unlock()
+	if held == nil {
+		return 0, fmt.Errorf("%w: [%s] not acquired", fence.ErrLost, l.Lease())
+	}
+	return held.Present()
+}
 
-// Get reads who leads; it waits in the queue for a while.
+// getWait is how long Get stays in the queue before it tells the elector that
+// somebody else leads.
+const getWait = 10 * time.Second
+
+// Get reads who leads. A candidate that does not waits in the queue meanwhile,
+// so that the elector hears of its turn at once and not at its next poll.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	return nil, nil, nil
+	held, err := l.candidate(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	wait, cancel := context.WithTimeoutCause(ctx, getWait, ErrNotAcquired)
+	defer cancel()
+	record := &resourcelock.LeaderElectionRecord{LeaseDurationSeconds: int(held.duration / time.Second)}
+	switch err := held.await(wait, l.options); {
+	case err == nil:
+		record.HolderIdentity = l.Identity()
+	case held.Err() != nil:
+		return nil, nil, err
+	default:
+		// Never the own identity, and never the same record twice: the elector
+		// must not take the holder for dead by its own clock.
+		record.HolderIdentity = fmt.Sprintf("another claim of %s (%d)", l.Lease(), l.calls.Add(1))
+	}
+	raw, err := json.Marshal(record)
+	return record, raw, err
+}
+
+// candidate gives the claim that this lock has in the queue, a new one where
+// the last is finished.
+func (l *Lock) candidate(ctx context.Context) (*Held, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held != nil && l.held.Err() == nil {
+		return l.held, nil
+	}
+	api, err := newClaims(l.cfg, l.namespace)
+	if err != nil {
+		return nil, err
+	}
+	l.held, err = enter(ctx, api, l.namespace, l.lease, l.options)
+	return l.held, err
 }
 
 // Create is not needed: a FencedLease is declared, not made by a candidate.
-func (l *Lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return nil
+func (l *Lock) Create(context.Context, resourcelock.LeaderElectionRecord) error {
+	return fmt.Errorf("lease [%s] has to be declared: candidates do not create it", l.Lease())
 }
 
 // Update renews, or releases where record names no holder.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return nil
+	l.mu.Lock()
+	held := l.held
+	l.mu.Unlock()
+	switch {
+	case held == nil:
+		return fmt.Errorf("%w: [%s] not acquired", fence.ErrLost, l.Lease())
+	case record.HolderIdentity == "":
+		return held.Release(ctx)
+	}
+	return held.renew(ctx)
 }
 
 // RecordEvent does nothing: the operator tells of hand-overs.
 func (l *Lock) RecordEvent(string) {}
 
 // Identity is this candidate's identity.
-func (l *Lock) Identity() string { return "" }
+func (l *Lock) Identity() string { return l.options.identity }
 
 // Describe names the lease.
-func (l *Lock) Describe() string { return "" }
+func (l *Lock) Describe() string { return "fencedlease " + l.Lease() }

@@ -1,0 +1,242 @@
+package client
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// recorder sees to it that the token is recorded, for programs that know
+// nothing of it. It sends what it is given, and only where the fence answers
+// that the record is missing does it put the token into the body, or on the
+// object first where the body cannot carry it. So whatever no lease guards is
+// sent as it is, once.
+type recorder struct {
+	// next presents the token by header.
+	next   http.RoundTripper
+	holder Holder
+	// prefix stands before "/api" and "/apis" on this server.
+	prefix string
+}
+
+func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
+	if !writes(req) || req.Header.Get("Upgrade") != "" {
+		return r.next.RoundTrip(req)
+	}
+	var body []byte
+	if req.Body != nil {
+		var err error
+		if body, err = io.ReadAll(req.Body); err != nil {
+			return nil, err
+		}
+		_ = req.Body.Close()
+	}
+	resp, err := r.send(req, body)
+	if err != nil {
+		return nil, err
+	}
+	missing, err := asksForRecord(resp)
+	if err != nil || !missing {
+		return resp, err
+	}
+	token, err := r.holder.Present()
+	if err != nil {
+		return nil, err
+	}
+	at, ok := locate(strings.TrimPrefix(req.URL.Path, r.prefix))
+	if !ok {
+		return resp, nil
+	}
+	kind := strings.TrimSpace(strings.Split(req.Header.Get("Content-Type"), ";")[0])
+	carries := at.subresource == "" && slices.Contains([]string{"application/json", "application/yaml", string(types.MergePatchType), string(types.StrategicMergePatchType)}, kind)
+	apply := at.subresource == "" && kind == string(types.ApplyPatchType)
+	if req.Method == http.MethodDelete || at.subresource != "" {
+		carries = false
+	}
+	switch {
+	case carries:
+		return r.resend(resp, req, body, token)
+	case at.name == "" || req.URL.Query().Has("dryRun") && !apply:
+		return resp, nil // neither the body nor an object can hold it
+	case apply && req.URL.Query().Has("dryRun"):
+		return r.resend(resp, req, body, token)
+	}
+	recorded, err := r.record(req, at, types.MergePatchType, recordOf(token))
+	switch {
+	case err != nil:
+		return nil, err
+	case recorded.StatusCode == http.StatusNotFound && apply:
+		_ = recorded.Body.Close()
+		created, err := r.resend(resp, req, body, token)
+		if err == nil && created.StatusCode < http.StatusBadRequest {
+			err = r.share(req, at, body, token)
+		}
+		return created, err
+	case recorded.StatusCode >= http.StatusBadRequest:
+		_ = resp.Body.Close()
+		return recorded, nil
+	}
+	_ = recorded.Body.Close()
+	_ = resp.Body.Close()
+	return r.send(req, body)
+}
+
+// share lets another manager own the record too: the next apply, without it,
+// would take it off otherwise.
+func (r *recorder) share(req *http.Request, at location, body []byte, token fence.Token) error {
+	var head struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := yaml.Unmarshal(body, &head); err != nil {
+		return err
+	}
+	record := recordOf(token)
+	record["apiVersion"], record["kind"] = head.APIVersion, head.Kind
+	resp, err := r.record(req, at, types.ApplyPatchType, record)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// recordOf is the body that records a token.
+func recordOf(token fence.Token) map[string]any {
+	return map[string]any{"metadata": map[string]any{"annotations": map[string]any{fence.AnnotationToken: token.String()}}}
+}
+
+// record writes the record alone.
+func (r *recorder) record(req *http.Request, at location, kind types.PatchType, record map[string]any) (*http.Response, error) {
+	body, err := json.Marshal(record)
+	if err != nil {
+		return nil, err
+	}
+	out, err := http.NewRequestWithContext(req.Context(), http.MethodPatch, req.URL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	out.URL.Path, out.URL.RawPath = r.prefix+at.object, ""
+	out.URL.RawQuery = url.Values{"fieldManager": {fieldManager}}.Encode()
+	out.Header.Set("Content-Type", string(kind))
+	out.Header.Set("Accept", "application/json")
+	return r.send(out, body)
+}
+
+// resend puts the record into the body and sends it again.
+func (r *recorder) resend(before *http.Response, req *http.Request, body []byte, token fence.Token) (*http.Response, error) {
+	with, err := withRecord(body, token)
+	if err != nil {
+		return before, nil // the server reads more than we do; its answer stands
+	}
+	_ = before.Body.Close()
+	return r.send(req, with)
+}
+
+func (r *recorder) send(req *http.Request, body []byte) (*http.Response, error) {
+	out := req.Clone(req.Context())
+	if req.Body != nil || body != nil {
+		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	}
+	return r.next.RoundTrip(out)
+}
+
+// withRecord puts the record into the metadata of a body of JSON or YAML.
+func withRecord(body []byte, token fence.Token) ([]byte, error) {
+	if !json.Valid(body) {
+		var err error
+		if body, err = yaml.YAMLToJSON(body); err != nil {
+			return nil, err
+		}
+	}
+	var object map[string]any
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.UseNumber() // numbers stay as they were written
+	if err := decoder.Decode(&object); err != nil {
+		return nil, err
+	}
+	if object == nil {
+		return nil, errors.New("it is empty")
+	}
+	at := object
+	for _, field := range []string{"metadata", "annotations"} {
+		if at[field] == nil {
+			at[field] = map[string]any{}
+		}
+		inner, ok := at[field].(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("%s is not an object", field)
+		}
+		at = inner
+	}
+	at[fence.AnnotationToken] = token.String()
+	return json.Marshal(object)
+}
+
+// asksForRecord tells whether the fence refused for want of the record. It
+// looks into the bytes, which hold the message in every encoding.
+func asksForRecord(resp *http.Response) (bool, error) {
+	if resp.StatusCode != http.StatusForbidden {
+		return false, nil
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return false, err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	for _, text := range []string{string(fence.NotRecorded) + ": [", "is not recorded yet", string(fence.FenceRemoved) + ": ["} {
+		if bytes.Contains(body, []byte(text)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// location is what a path of the API names.
+type location struct {
+	// object is the path without the subresource; name is empty where it is a
+	// collection's.
+	object, name, subresource string
+}
+
+// locate reads the path of a resource; false for everything else.
+func locate(path string) (location, bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	root := 0
+	switch {
+	case parts[0] == "api":
+		root = 2
+	case parts[0] == "apis":
+		root = 3
+	default:
+		return location{}, false
+	}
+	if len(parts) <= root {
+		return location{}, false
+	}
+	// A namespace's own subresources look like kinds inside it.
+	inside := len(parts) > root+2 && parts[root] == "namespaces" &&
+		(len(parts) > root+3 || parts[root+2] != "status" && parts[root+2] != "finalize")
+	if inside {
+		root += 2
+	}
+	at := location{object: "/" + strings.Join(parts[:min(len(parts), root+2)], "/")}
+	if len(parts) > root+1 {
+		at.name = parts[root+1]
+	}
+	if len(parts) > root+2 {
+		at.subresource = strings.Join(parts[root+2:], "/")
+	}
+	return at, true
+}

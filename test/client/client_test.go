@@ -1,0 +1,265 @@
+// Package client tests the client on a real API server with everything
+// installed.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	crclient "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/client"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/test/env"
+)
+
+func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
+
+var everything = env.Shared(env.Options{Operator: true, Webhook: true})
+
+// worker is an account with the least that the client needs.
+func worker(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {
+	t.Helper()
+	e.Grant(t, namespace, name,
+		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get"}},
+		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"leaseclaims"}, Verbs: []string{"create", "get", "list", "watch", "patch", "delete"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments", "deployments/scale", "deployments/status"}, Verbs: []string{"*"}})
+	e.Grant(t, "", name,
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users"}, ResourceNames: []string{name}, Verbs: []string{"impersonate"}},
+		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/" + fence.ExtraToken}, Verbs: []string{"impersonate"}})
+	return e.UserConfig(t, name)
+}
+
+func makeLease(t *testing.T, e *env.Environment, namespace string, seconds int32) {
+	t.Helper()
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}, Spec: v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: seconds}}
+	if err := e.Admin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func acquire(t *testing.T, cfg *rest.Config, namespace, identity string, opts ...client.Option) *client.Held {
+	t.Helper()
+	held, err := client.Acquire(t.Context(), cfg, namespace, "main", append([]client.Option{client.WithIdentity(identity)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = held.Release(context.Background()) })
+	return held
+}
+
+// stamped gives a client whose writes present the holder's token.
+func stamped(t *testing.T, e *env.Environment, cfg *rest.Config, holder client.Holder) crclient.Client {
+	t.Helper()
+	cfg, err := client.Config(t.Context(), cfg, holder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := crclient.New(cfg, crclient.Options{Scheme: e.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func guardedDeployment(namespace, name string) *appsv1.Deployment {
+	labels := map[string]string{"app": name}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{fence.LabelLease: "main"}},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}},
+		},
+	}
+}
+
+// TestEveryWriteIsStamped: a plain client over the stamped configuration
+// writes on every path; after a hand-over the former holder is rejected on
+// every one of them.
+func TestEveryWriteIsStamped(t *testing.T) {
+	e := everything(t)
+	type step func(ctx context.Context, c crclient.Client, namespace string) error
+	deployment := func(namespace string) *appsv1.Deployment {
+		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}}
+	}
+	patch := func(kind types.PatchType, body string) step {
+		return func(ctx context.Context, c crclient.Client, namespace string) error {
+			// Another value each time: a write that changes nothing passes.
+			return c.Patch(ctx, deployment(namespace), crclient.RawPatch(kind, fmt.Appendf(nil, body, changing.Add(1))))
+		}
+	}
+	var changing atomic.Int64
+	steps := map[string]step{
+		"merge patch":     patch(types.MergePatchType, `{"spec":{"replicas":%d}}`),
+		"strategic patch": patch(types.StrategicMergePatchType, `{"spec":{"replicas":%d}}`),
+		"JSON patch":      patch(types.JSONPatchType, `[{"op":"replace","path":"/spec/replicas","value":%d}]`),
+		"get, modify, update": func(ctx context.Context, c crclient.Client, namespace string) error {
+			d := deployment(namespace)
+			if err := c.Get(ctx, crclient.ObjectKeyFromObject(d), d); err != nil {
+				return err
+			}
+			d.Spec.MinReadySeconds++
+			return c.Update(ctx, d)
+		},
+		"server-side apply": func(ctx context.Context, c crclient.Client, namespace string) error {
+			u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment",
+				"metadata": map[string]any{"namespace": namespace, "name": "app"}, "spec": map[string]any{"revisionHistoryLimit": changing.Add(1)}}}
+			return c.Apply(ctx, crclient.ApplyConfigurationFromUnstructured(u), crclient.FieldOwner("app"), crclient.ForceOwnership)
+		},
+		"status": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.Status().Patch(ctx, deployment(namespace), crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"observedGeneration":%d}}`, changing.Add(1))))
+		},
+		"scale": func(ctx context.Context, c crclient.Client, namespace string) error {
+			scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}, Spec: autoscalingv1.ScaleSpec{Replicas: int32(changing.Add(1))}}
+			return c.SubResource("scale").Update(ctx, deployment(namespace), crclient.WithSubResourceBody(scale))
+		},
+		"create by generateName": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "g-", Labels: map[string]string{fence.LabelLease: "main"}}})
+		},
+		"delete": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete"}})
+		},
+		"an unguarded object": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "u-"}})
+		},
+	}
+	for name, do := range steps {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace := e.Namespace(t)
+			makeLease(t, e, namespace, 60)
+			cfg := worker(t, e, namespace, "worker-of-"+namespace)
+			a := acquire(t, cfg, namespace, "a")
+			for _, o := range []crclient.Object{
+				guardedDeployment(namespace, "app"),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete", Labels: map[string]string{fence.LabelLease: "main"}}},
+			} {
+				if err := e.Admin.Create(t.Context(), o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if name != "delete" {
+				if err := do(t.Context(), stamped(t, e, cfg, a), namespace); err != nil {
+					t.Fatalf("the holder: %v", err)
+				}
+			}
+			old := client.Static(a.Lease(), a.Token())
+			if err := a.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			b := acquire(t, cfg, namespace, "b")
+			err := do(t.Context(), stamped(t, e, cfg, old), namespace)
+			if name == "an unguarded object" {
+				if err != nil {
+					t.Errorf("with a former token: %v", err)
+				}
+			} else if !client.IsStale(err) {
+				t.Errorf("the former holder: %v, want a stale rejection", err)
+			}
+			if err := do(t.Context(), stamped(t, e, cfg, b), namespace); err != nil {
+				t.Errorf("the new holder: %v", err)
+			}
+			if err := do(t.Context(), stamped(t, e, cfg, a), namespace); !errors.Is(err, fence.ErrLost) {
+				t.Errorf("after the release: %v, want that nothing was sent", err)
+			}
+		})
+	}
+}
+
+// TestPresentingNeedsTheGrant: without the right to impersonate oneself the
+// error says so at once.
+func TestPresentingNeedsTheGrant(t *testing.T) {
+	e := everything(t)
+	_, err := client.Config(t.Context(), e.UserConfig(t, "nobody"), client.Static("a/b", 1))
+	if err == nil || !strings.Contains(err.Error(), "kubectl fence rbac") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// elect runs client-go's elector on a lock until ctx ends.
+func elect(ctx context.Context, t *testing.T, lock resourcelock.Interface, leading func(context.Context)) <-chan struct{} {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+			Lock: lock, LeaseDuration: 3 * time.Second, RenewDeadline: 2 * time.Second, RetryPeriod: 250 * time.Millisecond, ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: leading, OnStoppedLeading: func() {}},
+		})
+	}()
+	return done
+}
+
+// TestElectorOnALock: client-go's elector leads by the lease, hands over when
+// it is cancelled, and the former leader's token is worth nothing.
+func TestElectorOnALock(t *testing.T) {
+	e := everything(t)
+	namespace := e.Namespace(t)
+	makeLease(t, e, namespace, 3)
+	cfg := worker(t, e, namespace, "elected")
+	if err := e.Admin.Create(t.Context(), guardedDeployment(namespace, "app")); err != nil {
+		t.Fatal(err)
+	}
+	tokens := make(chan fence.Token, 2)
+	lead := func(lock *client.Lock) func(context.Context) {
+		return func(ctx context.Context) {
+			token, err := lock.Present()
+			if err != nil {
+				t.Errorf("leads without a token: %v", err)
+			}
+			tokens <- token
+			<-ctx.Done()
+		}
+	}
+	a, b := client.NewLock(cfg, namespace, "main", client.WithIdentity("a")), client.NewLock(cfg, namespace, "main", client.WithIdentity("b"))
+	ctxA, stopA := context.WithCancel(t.Context())
+	ctxB, stopB := context.WithCancel(t.Context())
+	doneA := elect(ctxA, t, a, lead(a))
+	first := <-tokens
+	doneB := elect(ctxB, t, b, lead(b))
+	old := client.Static(a.Lease(), first)
+	// The second leads only after the first has gone, beyond several durations.
+	select {
+	case token := <-tokens:
+		t.Errorf("two lead, with %s and %s", first, token)
+	case <-time.After(4 * time.Second):
+	}
+	stopA()
+	<-doneA
+	second := <-tokens
+	if second <= first {
+		t.Errorf("token %s after %s", second, first)
+	}
+	c, err := b.NewClient(cfg, crclient.Options{Scheme: e.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}}
+	pause := crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"paused":true}}`))
+	if err := c.Patch(t.Context(), d, pause); err != nil {
+		t.Errorf("the leader: %v", err)
+	}
+	if err := stamped(t, e, cfg, old).Patch(t.Context(), d, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"paused":false}}`))); !client.IsStale(err) {
+		t.Errorf("the former leader: %v", err)
+	}
+	stopB()
+	<-doneB
+}
