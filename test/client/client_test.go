@@ -96,6 +96,7 @@ func guardedDeployment(namespace, name string) *appsv1.Deployment {
 // every one of them.
 func TestEveryWriteIsStamped(t *testing.T) {
 	e := everything(t)
+	var changing atomic.Int64
 	type step func(ctx context.Context, c crclient.Client, namespace string) error
 	deployment := func(namespace string) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}}
@@ -106,7 +107,6 @@ func TestEveryWriteIsStamped(t *testing.T) {
 			return c.Patch(ctx, deployment(namespace), crclient.RawPatch(kind, fmt.Appendf(nil, body, changing.Add(1))))
 		}
 	}
-	var changing atomic.Int64
 	steps := map[string]step{
 		"merge patch":     patch(types.MergePatchType, `{"spec":{"replicas":%d}}`),
 		"strategic patch": patch(types.StrategicMergePatchType, `{"spec":{"replicas":%d}}`),
