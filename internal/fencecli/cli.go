@@ -96,7 +96,8 @@ func newCommand(streams genericiooptions.IOStreams, clock clock.WithTicker) *cob
 	root.SetErr(streams.ErrOut)
 	c.config.AddFlags(root.PersistentFlags())
 	root.AddCommand(newList(c), newDescribe(c), newAcquire(c), newRelease(c), newRun(c), newHold(c), newWatch(c),
-		newGuard(c), newUnguard(c), newExplain(c), newVerify(c), newRevoke(c))
+		newApply(c), newStamp(c), newDelete(c), newScale(c),
+		newGuard(c), newUnguard(c), newExplain(c), newVerify(c), newRevoke(c), newRBAC(c))
 	for _, cmd := range append(root.Commands(), root) {
 		markUsage(cmd)
 	}
@@ -217,16 +218,23 @@ func printFlags() *genericclioptions.PrintFlags {
 	return genericclioptions.NewPrintFlags("").WithTypeSetter(scheme())
 }
 
-// print writes obj as -o says.
-func (c *cli) print(flags *genericclioptions.PrintFlags, obj runtime.Object) error {
+// print writes objects as -o says, one after the other.
+func (c *cli) print(flags *genericclioptions.PrintFlags, objects ...runtime.Object) error {
 	printer, err := flags.ToPrinter()
 	if err != nil {
 		return usageError{err}
 	}
-	if *flags.OutputFormat == "name" && meta.IsListType(obj) {
-		return meta.EachListItem(obj, func(item runtime.Object) error { return printer.PrintObj(item, c.Out) })
+	for _, obj := range objects {
+		if *flags.OutputFormat == "name" && meta.IsListType(obj) {
+			err = meta.EachListItem(obj, func(item runtime.Object) error { return printer.PrintObj(item, c.Out) })
+		} else {
+			err = printer.PrintObj(obj, c.Out)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return printer.PrintObj(obj, c.Out)
+	return nil
 }
 
 // table is a metav1.Table of columns, to which row adds.

@@ -47,7 +47,7 @@ func (o *explainOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	infos, err := o.objects([]string{o.object}, "")
+	infos, err := o.objects(o.config, selection{args: []string{o.object}})
 	if err != nil {
 		return err
 	}

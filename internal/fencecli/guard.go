@@ -55,7 +55,7 @@ func (o *guardOptions) Complete(_ *cobra.Command, args []string) (err error) {
 func (o *guardOptions) Validate() error { return nil }
 
 func (o *guardOptions) Run(ctx context.Context) error {
-	return o.each(ctx, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
+	return o.each(ctx, o.config, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
 		switch key, guarded := guardOf(obj); {
 		case guarded && key == o.lease:
 			return "is guarded already", nil
@@ -101,7 +101,7 @@ func (o *unguardOptions) Complete(_ *cobra.Command, args []string) error {
 func (o *unguardOptions) Validate() error { return validReason(o.reason) }
 
 func (o *unguardOptions) Run(ctx context.Context) error {
-	return o.each(ctx, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
+	return o.each(ctx, o.config, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
 		if _, guarded := guardOf(obj); !guarded {
 			return "is not guarded", nil
 		}
@@ -127,8 +127,8 @@ func withoutFence() map[string]any {
 
 // each works on every selected object and tells what became of it. It goes on
 // after a failure and reports all of them.
-func (c *cli) each(ctx context.Context, s selection, work func(*resource.Info, metav1.Object) (string, error)) error {
-	infos, err := c.objects(s.args, s.selector)
+func (c *cli) each(ctx context.Context, from resource.RESTClientGetter, s selection, work func(*resource.Info, metav1.Object) (string, error)) error {
+	infos, err := c.objects(from, s)
 	if err != nil {
 		return err
 	}

@@ -71,15 +71,15 @@ func allows(l *v1alpha1.FencedLease, namespace string) bool {
 }
 
 // objects reads the objects that arguments such as "deploy/web" name.
-func (c *cli) objects(args []string, selector string) ([]*resource.Info, error) {
+func (c *cli) objects(from resource.RESTClientGetter, s selection) ([]*resource.Info, error) {
 	namespace, err := c.namespace()
 	if err != nil {
 		return nil, err
 	}
-	infos, err := resource.NewBuilder(c.config).Unstructured().
+	infos, err := resource.NewBuilder(from).Unstructured().
 		NamespaceParam(namespace).DefaultNamespace().
-		LabelSelectorParam(selector).
-		ResourceTypeOrNameArgs(false, args...).
+		LabelSelectorParam(s.selector).
+		ResourceTypeOrNameArgs(false, s.args...).
 		Flatten().Latest().Do().Infos()
 	if err != nil {
 		return nil, err

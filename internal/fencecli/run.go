@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/client"
@@ -22,6 +23,7 @@ type runOptions struct {
 	*cli
 	claimFlags
 	grace   time.Duration
+	proxy   bool
 	lease   types.NamespacedName
 	command []string
 }
@@ -36,7 +38,8 @@ func newRun(c *cli) *cobra.Command {
 			"signals that this command gets. When the lease is lost, and for whatever the command leaves running behind it,\n" +
 			"the group is sent SIGTERM and, after the grace period, SIGKILL: nothing in the group outlives the lease.",
 		Example: "  kubectl fence run deploy -- ./deploy.sh\n" +
-			"  kubectl fence run deploy --wait=10m --identity=\"$CI_JOB_URL\" -- sh -c 'kubectl fence apply -f app.yaml'",
+			"  kubectl fence run deploy --wait=10m --identity=\"$CI_JOB_URL\" -- kubectl fence apply -f app.yaml\n" +
+			"  kubectl fence run deploy --proxy -- helm upgrade --install app ./chart",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
 				return errors.New("must be LEASE -- COMMAND [ARGUMENT...]")
@@ -47,6 +50,7 @@ func newRun(c *cli) *cobra.Command {
 		RunE:              run(o),
 	}
 	o.claimFlags.add(cmd.Flags())
+	cmd.Flags().BoolVar(&o.proxy, "proxy", false, "give the command a KUBECONFIG whose API server presents the token on all that is\nwritten there: the command needs to know nothing of tokens")
 	cmd.Flags().DurationVar(&o.grace, "grace", 0, "time from SIGTERM to SIGKILL (default: a fifth of the lease duration, so that\nthe command is gone before the lease can lapse)")
 	return cmd
 }
@@ -84,7 +88,7 @@ func (o *runOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = o.supervise(ctx, held)
+	err = o.supervise(ctx, cfg, held)
 	o.release(ctx, held)
 	return err
 }
@@ -112,7 +116,7 @@ func graceOf(l *v1alpha1.FencedLease) time.Duration {
 
 // supervise runs the command until it ends or the lease is lost. When it
 // returns, the command's process group is gone.
-func (o *runOptions) supervise(ctx context.Context, held *client.Held) error {
+func (o *runOptions) supervise(ctx context.Context, cfg *rest.Config, held *client.Held) error {
 	// A signal before this line has ended ctx; later ones are the command's.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, forwarded...)
@@ -127,6 +131,20 @@ func (o *runOptions) supervise(ctx context.Context, held *client.Held) error {
 	cmd := exec.Command(o.command[0], o.command[1:]...) //nolint:noctx // ended by signals to its group, not killed alone
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = o.In, o.Out, o.ErrOut
 	cmd.Env = append(os.Environ(), envLease+"="+held.Lease(), envToken+"="+token.String())
+	if o.proxy {
+		namespace, err := o.namespace()
+		if err != nil {
+			return err
+		}
+		// It outlives ctx: the command may have to write to wind up.
+		proxy, err := startProxy(context.WithoutCancel(ctx), cfg, held, namespace)
+		if err != nil {
+			return err
+		}
+		defer proxy.stop()
+		// Terraform's provider has a name of its own for the same.
+		cmd.Env = append(cmd.Env, "KUBECONFIG="+proxy.kubeconfig, "KUBE_CONFIG_PATH="+proxy.kubeconfig)
+	}
 	group, err := startGroup(cmd, o.clock)
 	if err != nil {
 		return startError(err)

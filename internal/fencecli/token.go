@@ -1,6 +1,7 @@
 package fencecli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/resource"
+	"k8s.io/client-go/rest"
 
 	"github.com/fencedlease/fencedlease/client"
 	"github.com/fencedlease/fencedlease/fence"
@@ -71,5 +75,20 @@ func (f *stampFlags) complete(c *cli) (err error) {
 	return nil
 }
 
-// holder presents the token.
-func (f *stampFlags) holder() client.Holder { return client.Static(f.key.String(), f.token) }
+// stampedGetter is the plugin's configuration, with the token on every write.
+type stampedGetter struct {
+	*genericclioptions.ConfigFlags
+	cfg *rest.Config
+}
+
+func (g stampedGetter) ToRESTConfig() (*rest.Config, error) { return rest.CopyConfig(g.cfg), nil }
+
+// stamped gives the configuration whose writes present the token.
+func (f *stampFlags) stamped(ctx context.Context, c *cli) (resource.RESTClientGetter, error) {
+	cfg, err := c.config.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg, err = client.Config(ctx, cfg, client.Static(f.key.String(), f.token))
+	return stampedGetter{c.config, cfg}, err
+}

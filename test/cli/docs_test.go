@@ -40,7 +40,7 @@ func script(t *testing.T, page string) string {
 }
 
 func TestPages(t *testing.T) {
-	for _, page := range []string{"cli.md"} {
+	for _, page := range []string{"cli.md", "pipelines.md"} {
 		t.Run(page, func(t *testing.T) {
 			f := newFixture(t)
 			r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace)
