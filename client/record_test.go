@@ -1,0 +1,105 @@
+package client
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+func TestLocate(t *testing.T) {
+	for path, want := range map[string]location{
+		"/api/v1/configmaps":                                {object: "/api/v1/configmaps"},
+		"/api/v1/namespaces/shop/configmaps":                {object: "/api/v1/namespaces/shop/configmaps"},
+		"/api/v1/namespaces/shop/configmaps/web":            {object: "/api/v1/namespaces/shop/configmaps/web", name: "web"},
+		"/api/v1/namespaces/shop/pods/web/eviction":         {object: "/api/v1/namespaces/shop/pods/web", name: "web", subresource: "eviction"},
+		"/api/v1/namespaces/shop/pods/web/proxy/a/b":        {object: "/api/v1/namespaces/shop/pods/web", name: "web", subresource: "proxy/a/b"},
+		"/api/v1/nodes/one/status":                          {object: "/api/v1/nodes/one", name: "one", subresource: "status"},
+		"/api/v1/namespaces":                                {object: "/api/v1/namespaces"},
+		"/api/v1/namespaces/shop":                           {object: "/api/v1/namespaces/shop", name: "shop"},
+		"/api/v1/namespaces/shop/finalize":                  {object: "/api/v1/namespaces/shop", name: "shop", subresource: "finalize"},
+		"/api/v1/namespaces/shop/status":                    {object: "/api/v1/namespaces/shop", name: "shop", subresource: "status"},
+		"/apis/apps/v1/namespaces/shop/deployments/w/scale": {object: "/apis/apps/v1/namespaces/shop/deployments/w", name: "w", subresource: "scale"},
+		"/apis/example.com/v1/widgets/w/":                   {object: "/apis/example.com/v1/widgets/w", name: "w"},
+	} {
+		if got, ok := locate(path); !ok || got != want {
+			t.Errorf("%s: got %+v, %t, want %+v", path, got, ok, want)
+		}
+	}
+	for _, path := range []string{"", "/", "/version", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/openapi/v3/apis/apps/v1"} {
+		if got, ok := locate(path); ok {
+			t.Errorf("%q: got %+v, want nothing", path, got)
+		}
+	}
+}
+
+func FuzzLocate(f *testing.F) {
+	f.Add("/api/v1/namespaces/shop/configmaps/web")
+	f.Add("/apis//v1/namespaces//")
+	f.Fuzz(func(t *testing.T, path string) {
+		if at, ok := locate(path); !ok && at != (location{}) {
+			t.Fatalf("%q: %+v", path, at)
+		}
+	})
+}
+
+func TestWithRecordKeepsTheRestOfTheBody(t *testing.T) {
+	for name, test := range map[string]struct{ body, want string }{
+		"a large number stays exact": {
+			`{"metadata":{"name":"web"},"spec":{"n":123456789012345678901.10}}`,
+			`{"metadata":{"annotations":{"fencedlease.io/token":"42"},"name":"web"},"spec":{"n":123456789012345678901.10}}`,
+		},
+		"other annotations stay": {
+			`{"metadata":{"annotations":{"a":"b","fencedlease.io/token":"41"}}}`,
+			`{"metadata":{"annotations":{"a":"b","fencedlease.io/token":"42"}}}`,
+		},
+		"a patch without metadata": {
+			`{"data":{"a":null}}`,
+			`{"data":{"a":null},"metadata":{"annotations":{"fencedlease.io/token":"42"}}}`,
+		},
+		"annotations that are null": {
+			`{"metadata":{"annotations":null}}`,
+			`{"metadata":{"annotations":{"fencedlease.io/token":"42"}}}`,
+		},
+		"yaml": {
+			"apiVersion: v1\nmetadata:\n  name: web\n",
+			`{"apiVersion":"v1","metadata":{"annotations":{"fencedlease.io/token":"42"},"name":"web"}}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := withRecord([]byte(test.body), 42)
+			if diff := cmp.Diff(test.want, string(got)); err != nil || diff != "" {
+				t.Fatalf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+	for name, body := range map[string]string{
+		"nothing": "", "a list": `[]`, "metadata of another kind": `{"metadata":"x"}`,
+		"annotations of another kind": `{"metadata":{"annotations":[]}}`, "protobuf": "k8s\x00\n\x0c\x00",
+	} {
+		if got, err := withRecord([]byte(body), 42); err == nil {
+			t.Errorf("%s: got %s, want an error", name, got)
+		}
+	}
+}
+
+func FuzzWithRecord(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"annotations":{"a":"b"}}}`))
+	f.Add([]byte("metadata:\n  annotations: null\n"))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := withRecord(body, 42)
+		if err != nil {
+			return
+		}
+		var object map[string]any // a struct would match names of any case
+		if err := json.Unmarshal(got, &object); err != nil {
+			t.Fatalf("%q became %q: %v", body, got, err)
+		}
+		if token, _, err := unstructured.NestedString(object, "metadata", "annotations", fence.AnnotationToken); token != "42" || err != nil {
+			t.Fatalf("%q became %q: %v", body, got, err)
+		}
+	})
+}
