@@ -44,6 +44,7 @@ manifests: ## Write the CRDs, roles and admission manifests under config/
 	$(TOOL) controller-gen crd:maxDescLen=10000 paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
 	$(TOOL) controller-gen rbac:roleName=fencedlease paths="./controllers/...;./webhooks/...;./internal/operator/..." output:rbac:artifacts:config=config/rbac
 	$(TOOL) controller-gen webhook paths=./webhooks/... output:webhook:artifacts:config=config/webhook
+	go run ./hack/gen-policy
 
 .PHONY: lint
 lint: ## Run golangci-lint, with the Kubernetes API linter in it

@@ -141,6 +141,3 @@ func justRenewed(before, after *v1alpha1.LeaseClaim) bool {
 }
 
 func equalTimes(a, b *v1alpha1.LeaseClaim) bool { return a.Spec.RenewTime.Equal(b.Spec.RenewTime) }
-
-// SetupLeaseTable adds the keeper of the lease table.
-func SetupLeaseTable(ctrl.Manager, string) error { return nil }

@@ -160,7 +160,7 @@ func newControlPlaneCommand() *cobra.Command {
 
 func keepControlPlane(ctx context.Context, lifeline io.Reader, out io.Writer, assets, dir string, verbose bool) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	opts := controlplane.Options{Assets: assets, Webhook: true}
+	opts := controlplane.Options{Assets: assets, Webhook: true, Policy: true}
 	if _, err := os.Stat(filepath.Join(assets, "kube-controller-manager")); err == nil {
 		opts.ControllerManager = true
 	}

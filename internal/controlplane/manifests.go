@@ -32,13 +32,12 @@ type manifests struct {
 // load reads the shipped manifests that opts asks for.
 func load(opts Options) (*manifests, error) {
 	m := &manifests{}
-	folders := []string{"crd/bases", "rbac"}
-	if opts.Policy {
-		folders = append(folders, "policy")
-	}
+	folders := []string{"crd/bases", "rbac", "own"}
 	switch {
 	case opts.Webhook && opts.Policy:
-		folders = append(folders, "webhook-with-policy")
+		folders = append(folders, "policy", "webhook-with-policy")
+	case opts.Policy:
+		folders = append(folders, "policy", "policy-only")
 	case opts.Webhook:
 		folders = append(folders, "webhook")
 	}

@@ -46,8 +46,6 @@ type Options struct {
 	LeaderElect bool
 	// Webhook serves the admission webhook.
 	Webhook bool
-	// Policy keeps the lease table that the admission policies read.
-	Policy bool
 	// WebhookHost and WebhookPort are where the webhook listens.
 	WebhookHost string
 	WebhookPort int
@@ -77,7 +75,6 @@ func Defaults() Options {
 		MetricsAddress:  ":8080",
 		ProbeAddress:    ":8081",
 		Webhook:         true,
-		Policy:          true,
 		WebhookPort:     9443,
 		CertDir:         "/tmp/fencedlease-certs",
 		Certificates:    CertificatesSelfManaged,
@@ -95,7 +92,6 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ProbeAddress, "health-probe-bind-address", o.ProbeAddress, `host:port of /healthz and /readyz, "0" for none`)
 	flags.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "let one replica of several issue tokens (liveness only: tokens are safe without)")
 	flags.BoolVar(&o.Webhook, "webhook", o.Webhook, "serve the admission webhook")
-	flags.BoolVar(&o.Policy, "policy", o.Policy, "keep the lease table that the admission policies read")
 	flags.StringVar(&o.WebhookHost, "webhook-host", o.WebhookHost, "address that the webhook listens on (default: all)")
 	flags.IntVar(&o.WebhookPort, "webhook-port", o.WebhookPort, "port that the webhook listens on")
 	flags.StringVar(&o.CertDir, "webhook-cert-dir", o.CertDir, "folder of tls.crt and tls.key")
@@ -162,10 +158,8 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace}); err != nil { //nolint:contextcheck // its indexes outlive ctx
 		return fmt.Errorf("set up the controllers: %w", err)
 	}
-	if o.Policy {
-		if err := controllers.SetupLeaseTable(mgr, o.Namespace); err != nil {
-			return fmt.Errorf("set up the lease table: %w", err)
-		}
+	if err := controllers.SetupLeaseTable(mgr, o.Namespace); err != nil {
+		return fmt.Errorf("set up the lease table: %w", err)
 	}
 	certificates := make(chan struct{})
 	failed := make(chan error, 1)

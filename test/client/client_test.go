@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
 
-var everything = env.Shared(env.Options{Operator: true, Webhook: true})
+var everything = env.Shared(env.Options{Operator: true, Webhook: true, Policy: true})
 
 // worker is an account with the least that the client needs.
 func worker(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {

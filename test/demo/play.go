@@ -33,7 +33,7 @@ func play(ctx context.Context, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	fmt.Fprintln(out, "Starting a real etcd and kube-apiserver, the operator and its webhook ...")
-	cp, err := controlplane.Start(ctx, controlplane.Options{Webhook: true})
+	cp, err := controlplane.Start(ctx, controlplane.Options{Webhook: true, Policy: true})
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
 
-var everything = env.Shared(env.Options{Operator: true, Webhook: true})
+var everything = env.Shared(env.Options{Operator: true, Webhook: true, Policy: true})
 
 type block struct{ script, fails string }
 

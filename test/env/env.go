@@ -45,7 +45,8 @@ import (
 type Options struct {
 	// Webhook installs the webhook's configuration and serves it.
 	Webhook bool
-	// Policy installs the admission policies.
+	// Policy installs the admission policies and keeps the lease table; without
+	// Webhook the strict policy stands in for it.
 	Policy bool
 	// Operator runs the controllers.
 	Operator bool
@@ -172,7 +173,7 @@ func New(opts Options) (_ *Environment, err error) {
 	if e.Admin, err = client.NewWithWatch(cp.Config, client.Options{Scheme: e.Scheme}); err != nil {
 		return nil, err
 	}
-	if opts.Operator || opts.Webhook {
+	if opts.Operator || opts.Webhook || opts.Policy {
 		m, err := e.StartManager()
 		if err != nil {
 			return nil, err
@@ -273,6 +274,11 @@ func (e *Environment) StartManager(changes ...func(*Options)) (*Manager, error) 
 		o := opts.Controllers
 		o.OperatorNamespace = controlplane.OperatorNamespace
 		if err := controllers.SetupWithManager(mgr, o); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Operator || opts.Policy {
+		if err := controllers.SetupLeaseTable(mgr, controlplane.OperatorNamespace); err != nil {
 			return nil, err
 		}
 	}

@@ -40,14 +40,14 @@ func fenceVariables() []admissionv1.Variable {
 		{Name: "recording", Expression: fmt.Sprintf("request.operation == 'DELETE' || variables.sent == variables.stored ? variables.recorded : [variables.floor, %s].max()",
 			tokenOr0("variables.sent"))},
 		{Name: "lease", Expression: label("oldObject", fence.LabelLease) + ".orValue('')"},
-		{Name: "namespace", Expression: label("oldObject", fence.LabelLeaseNamespace) + ".orValue(oldObject.metadata.?namespace.orValue(''))"},
+		{Name: "leaseNamespace", Expression: label("oldObject", fence.LabelLeaseNamespace) + ".orValue(oldObject.metadata.?namespace.orValue(''))"},
 		// The lease's line in the table, without its name; see fence.TableName.
-		{Name: "found", Expression: "params.?data[?variables.namespace].orValue('').split('\\n' + variables.lease + '\\t', 2)"},
+		{Name: "found", Expression: "params.?data[?variables.leaseNamespace].orValue('').split('\\n' + variables.lease + '\\t', 2)"},
 		{Name: "entry", Expression: "variables.found.size() < 2 ? [] : variables.found[1].split('\\n', 2)[0].split('\\t')"},
 		{Name: "known", Expression: "variables.entry.size() > 0"},
 		{Name: "current", Expression: fmt.Sprintf("int(%s)", field(fence.TableFieldCurrent))},
 		{Name: "revokedBelow", Expression: fmt.Sprintf("int(%s)", field(fence.TableFieldFloor))},
-		{Name: "allowed", Expression: fmt.Sprintf("oldObject.metadata.?namespace.orValue('') == variables.namespace || %s.contains(' * ') || (has(oldObject.metadata.namespace) && %s.contains(' ' + oldObject.metadata.namespace + ' '))",
+		{Name: "allowed", Expression: fmt.Sprintf("oldObject.metadata.?namespace.orValue('') == variables.leaseNamespace || %s.contains(' * ') || (has(oldObject.metadata.namespace) && %s.contains(' ' + oldObject.metadata.namespace + ' '))",
 			field(fence.TableFieldAllowed), field(fence.TableFieldAllowed))},
 		{Name: "bound", Expression: all(flag(fence.TableBound), flag(fence.TableHeld), anyOf(
 			"request.userInfo.username != "+field(fence.TableFieldUser),
@@ -77,14 +77,19 @@ func fenceVariables() []admissionv1.Variable {
 		// not clean.
 		{Name: "excused", Expression: "request.operation == 'UPDATE' && " + anyOf(
 			"object == oldObject",
-			all("has(oldObject.metadata.deletionTimestamp)",
-				fmt.Sprintf("!(variables.verdict in %s)", list([]string{stale, superseded, revoked})),
-				"object.all(k, k == 'metadata' || (k in oldObject && object[k] == oldObject[k]))",
-				"oldObject.all(k, k == 'metadata' || k in object)",
-				"object.metadata.all(k, k in ['finalizers', 'managedFields', 'resourceVersion'] || (k in oldObject.metadata && object.metadata[k] == oldObject.metadata[k]))",
-				"oldObject.metadata.all(k, k in ['finalizers', 'managedFields'] || k in object.metadata)",
-				"object.metadata.?finalizers.orValue([]).all(f, f in oldObject.metadata.?finalizers.orValue([]))"))},
+			all(fmt.Sprintf("!(variables.verdict in %s)", list([]string{stale, superseded, revoked})), finishes()))},
 	}
+}
+
+// finishes tells that an update only takes finalizers off an object that is
+// being deleted.
+func finishes() string {
+	return all("has(oldObject.metadata.deletionTimestamp)",
+		"object.all(k, k == 'metadata' || (k in oldObject && object[k] == oldObject[k]))",
+		"oldObject.all(k, k == 'metadata' || k in object)",
+		"object.metadata.all(k, k in ['finalizers', 'managedFields', 'resourceVersion'] || (k in oldObject.metadata && object.metadata[k] == oldObject.metadata[k]))",
+		"oldObject.metadata.all(k, k in ['finalizers', 'managedFields'] || k in object.metadata)",
+		"object.metadata.?finalizers.orValue([]).all(f, f in oldObject.metadata.?finalizers.orValue([]))")
 }
 
 // Verdicts of the fence policy. Their words stand in no message.
@@ -123,9 +128,9 @@ func cases(list ...is) string {
 
 // fenceMessage words a verdict as fence.Judge does.
 func fenceMessage() string {
-	lease := "'[' + variables.namespace + '/' + variables.lease + '] '"
+	lease := "'[' + variables.leaseNamespace + '/' + variables.lease + '] '"
 	state := "'; recorded ' + " + tokenText("variables.recorded") +
-		" + (variables.known ? ', current ' + (variables.current > variables.revokedBelow ? " + tokenText("variables.current") + " : string(variables.revokedBelow))" +
+		" + (variables.known ? ', current ' + (variables.current >= variables.revokedBelow ? " + tokenText("variables.current") + " : string(variables.revokedBelow))" +
 		" + ', ' + variables.entry[" + fmt.Sprint(fence.TableFieldHolder) + "] : ', no such lease') + '; '"
 	deny := func(reason fence.Reason, what, todo string) string {
 		return quote(string(reason)+": ") + " + " + lease + " + 'token ' + string(variables.presented) + ' ' + " + what + " + " + state + " + " + quote(todo)
@@ -139,7 +144,7 @@ func fenceMessage() string {
 		is{"variables.verdict in " + list([]string{removed, stripped}), said(fence.FenceRemoved, "takes the guard off or points it elsewhere", "a stamped write leaves the fence's label and record in place: take them off by a bypass with a reason")},
 		is{"variables.verdict == " + quote(stale), said(fence.StaleToken, "is stale", "stop: a newer holder has written here")},
 		is{"variables.verdict == " + quote(superseded), said(fence.StaleToken, "is stale", "stop: a newer token was issued")},
-		is{"variables.verdict == " + quote(unrecorded), said(fence.StaleToken, "is not recorded yet", "this path cannot record: first set "+fence.AnnotationToken+" on the object with this token")},
+		is{"variables.verdict == " + quote(unrecorded), said(fence.NotRecorded, "is not recorded yet", "this path cannot record: first set "+fence.AnnotationToken+" on the object with this token")},
 		is{"variables.verdict == " + quote(unknown), said(fence.UnknownLease, "belongs to a lease that does not exist", "create the FencedLease, or take the label off with the right to bypass")},
 		is{"variables.verdict == " + quote(notAllowed), said(fence.UnknownLease, "belongs to a lease that does not allow this namespace", "add the namespace to the lease's allowedNamespaces")},
 		is{"variables.verdict == " + quote(revoked), said(fence.StaleToken, "is revoked", "stop, and acquire the lease anew")},
@@ -173,12 +178,5 @@ func Fence(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 			Reason:            new(metav1.StatusReasonForbidden),
 		},
 	}
-	binding := newBinding(policy)
-	binding.Spec.ParamRef = &admissionv1.ParamRef{
-		Name: fence.TableName, Namespace: o.OperatorNamespace,
-		// Without the table nobody knows which token is current, so guarded
-		// objects stay as they are until the operator has written it again.
-		ParameterNotFoundAction: new(admissionv1.DenyAction),
-	}
-	return policy, binding
+	return policy, tableBinding(policy, o)
 }

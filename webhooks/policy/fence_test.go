@@ -95,7 +95,7 @@ func TestFence(t *testing.T) {
 			forbidden(`StaleToken: [shop/main] token 41 is stale; recorded 41, current 42, held by "pod-b"; stop: a newer token was issued`)},
 		"the current token by header on a record behind has to be recorded first": {
 			update(sender("amy", fence.ExtraToken, "42"), behind, with(behind)),
-			forbidden(`StaleToken: [shop/main] token 42 is not recorded yet; recorded 41, current 42, held by "pod-b"; this path cannot record: first set fencedlease.io/token on the object with this token`)},
+			forbidden(`NotRecorded: [shop/main] token 42 is not recorded yet; recorded 41, current 42, held by "pod-b"; this path cannot record: first set fencedlease.io/token on the object with this token`)},
 		"a token above the table is the webhook's to judge": {
 			update(sender("amy"), stored, with(stored, token, "43", writeID, "b")), denial{}},
 		"a malformed token is invalid": {
@@ -142,7 +142,7 @@ func TestFence(t *testing.T) {
 			forbidden(`StaleToken: [shop/main] token 41 is stale; recorded 42, current 42, held by "pod-b"; stop: a newer holder has written here`)},
 		"a delete by a token that is not recorded is rejected": {
 			request{operation: admission.Delete, user: sender("amy", fence.ExtraToken, "42"), old: behind},
-			forbidden(`StaleToken: [shop/main] token 42 is not recorded yet; recorded 41, current 42, held by "pod-b"; this path cannot record: first set fencedlease.io/token on the object with this token`)},
+			forbidden(`NotRecorded: [shop/main] token 42 is not recorded yet; recorded 41, current 42, held by "pod-b"; this path cannot record: first set fencedlease.io/token on the object with this token`)},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -33,7 +33,8 @@ func newPolicy(name string) *admissionv1.ValidatingAdmissionPolicy {
 	}
 }
 
-func newBinding(policy *admissionv1.ValidatingAdmissionPolicy) *admissionv1.ValidatingAdmissionPolicyBinding {
+// Bind gives the binding of a policy that needs no parameter.
+func Bind(policy *admissionv1.ValidatingAdmissionPolicy) *admissionv1.ValidatingAdmissionPolicyBinding {
 	return &admissionv1.ValidatingAdmissionPolicyBinding{
 		TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicyBinding"},
 		ObjectMeta: metav1.ObjectMeta{Name: policy.Name, Labels: policy.Labels},

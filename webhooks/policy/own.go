@@ -1,0 +1,143 @@
+package policy
+
+import (
+	"fmt"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// FloorName is the ConfigMap of the cluster-wide floor of first tokens.
+const FloorName = "fencedlease-floor"
+
+// bypass tells that the request gives a reason for a bypass and has the right
+// to it on a lease; namespace and name are CEL.
+func bypass(reason, namespace, name string) string {
+	return all(reason, fmt.Sprintf("authorizer.group(%s).resource('fencedleases').namespace(%s).name(%s).check(%s).allowed()",
+		quote(fence.Group), namespace, name, quote(fence.VerbBypass)))
+}
+
+// reasonByHeader and reasonByAnnotation tell that a request gives a reason.
+func reasonByHeader() string { return fmt.Sprintf("%s.exists(r, r != '')", extra(fence.ExtraBypass)) }
+
+func reasonByAnnotation() string {
+	a := annotation("object", fence.AnnotationBypass)
+	return all("request.operation == 'UPDATE'", a+".orValue('') != ''", a+" != "+annotation("oldObject", fence.AnnotationBypass))
+}
+
+func notExempt(o Options) admissionv1.MatchCondition {
+	return admissionv1.MatchCondition{Name: "not-exempt", Expression: "!" + exempt(o)}
+}
+
+func forbid(expression, message string) admissionv1.Validation {
+	return admissionv1.Validation{Expression: expression, Message: message, Reason: new(metav1.StatusReasonForbidden)}
+}
+
+// Claims lets only the account that a claim names as its user make, renew,
+// reaffirm or delete it.
+func Claims(o Options) *admissionv1.ValidatingAdmissionPolicy {
+	p := newPolicy("fencedlease-claims")
+	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+		rule(fence.Group, []string{"leaseclaims"}, admissionv1.Create, admissionv1.Update, admissionv1.Delete),
+	}}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	pod := extra(extraPodUID)
+	p.Spec.Variables = []admissionv1.Variable{
+		{Name: "claim", Expression: "request.operation == 'CREATE' ? object : oldObject"},
+		{Name: "bound", Expression: "has(variables.claim.spec.user)"},
+		{Name: "own", Expression: all("request.userInfo.username == variables.claim.spec.user.username",
+			anyOf("!has(variables.claim.spec.user.podUID)", pod+".exists(p, p == variables.claim.spec.user.podUID)"))},
+	}
+	p.Spec.Validations = []admissionv1.Validation{
+		forbid("request.operation != 'CREATE' || !variables.bound || variables.own",
+			"NotHolder: spec.user has to be the account, and podUID the pod, that creates the claim; set it to your own, or leave it out"),
+		forbid(anyOf("request.operation == 'CREATE'", "!variables.bound", "variables.own",
+			"request.operation == 'UPDATE' && object.spec == oldObject.spec",
+			bypass(reasonByHeader(), "variables.claim.metadata.namespace", "variables.claim.spec.leaseName")),
+			"NotHolder: only the account that made the claim renews, reaffirms or deletes it; bypass with a reason, or let it lapse"),
+	}
+	return p
+}
+
+// LastToken lets only the operator change the newest reserved token. A restore
+// creates with it.
+func LastToken(o Options) *admissionv1.ValidatingAdmissionPolicy {
+	p := newPolicy("fencedlease-last-token")
+	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+		rule(fence.Group, []string{"fencedleases", "fencedleases/status"}, admissionv1.Update),
+	}}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(same(annotation, fence.AnnotationLastToken), mendsLastToken()),
+		"FenceRemoved: only the operator writes the annotation "+fence.AnnotationLastToken+", save that a malformed one may be taken off; leave it")}
+	return p
+}
+
+// mendsLastToken tells that a last-token that no operator wrote is taken off,
+// as the lease's Ready condition asks for.
+func mendsLastToken() string {
+	old := annotation("oldObject", fence.AnnotationLastToken) + ".orValue('1')"
+	return all("!"+annotation("object", fence.AnnotationLastToken)+".hasValue()",
+		anyOf("!"+isToken(old), "int("+old+") > "+fmt.Sprint(int64(1)<<52)))
+}
+
+// Floor lets only the operator change the seal of guarded objects.
+func Floor(o Options) *admissionv1.ValidatingAdmissionPolicy {
+	p := newPolicy("fencedlease-floor")
+	p.Spec.MatchConstraints = guardedObjects(admissionv1.Update)
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(same(annotation, fence.AnnotationFloor),
+		bypass(anyOf(reasonByHeader(), reasonByAnnotation()),
+			label("oldObject", fence.LabelLeaseNamespace)+".orValue(oldObject.metadata.?namespace.orValue(''))",
+			label("oldObject", fence.LabelLease)+".orValue('')")),
+		"FenceRemoved: only the operator writes the annotation "+fence.AnnotationFloor+"; leave it")}
+	return p
+}
+
+// Tables lets only the operator write what it keeps: the lease table and the
+// floor of first tokens.
+func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
+	p := newPolicy("fencedlease-tables")
+	configMaps := rule("", []string{"configmaps"}, admissionv1.Create, admissionv1.Update, admissionv1.Delete)
+	configMaps.ResourceNames = []string{fence.TableName, FloorName}
+	p.Spec.MatchConstraints = &admissionv1.MatchResources{
+		ResourceRules: []admissionv1.NamedRuleWithOperations{configMaps},
+		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpIn, Values: []string{o.OperatorNamespace}},
+		}},
+	}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.Validations = []admissionv1.Validation{forbid(bypass(reasonByHeader(), quote(o.OperatorNamespace), "''"),
+		"FenceRemoved: only the operator writes the lease table and the floor of first tokens; bypass with a reason")}
+	return p
+}
+
+// Marks keeps a namespace's mark while leases are used there.
+func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
+	p := newPolicy("fencedlease-marks")
+	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
+	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+		rule("", []string{"namespaces", "namespaces/status", "namespaces/finalize"}, admissionv1.Update),
+	}}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{
+		{Name: "takes-the-mark-off", Expression: fmt.Sprintf("%s.orValue('') == 'true' && %s.orValue('') != 'true'",
+			label("oldObject", fence.LabelNamespaceMark), label("object", fence.LabelNamespaceMark))},
+		notExempt(o),
+	}
+	p.Spec.Validations = []admissionv1.Validation{forbid(
+		anyOf("!params.?data[?oldObject.metadata.name].hasValue()", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),
+		"FenceRemoved: leases are used in this namespace, and without the label "+fence.LabelNamespaceMark+" the fence would not see its /scale and evictions; leave it")}
+	return p, tableBinding(p, o)
+}
+
+// tableBinding binds a policy that reads the lease table. Without the table
+// nobody knows what is current, so what the policy judges stays as it is until
+// the operator has written it again.
+func tableBinding(p *admissionv1.ValidatingAdmissionPolicy, o Options) *admissionv1.ValidatingAdmissionPolicyBinding {
+	binding := Bind(p)
+	binding.Spec.ParamRef = &admissionv1.ParamRef{
+		Name: fence.TableName, Namespace: o.OperatorNamespace, ParameterNotFoundAction: new(admissionv1.DenyAction),
+	}
+	return binding
+}

@@ -1,0 +1,92 @@
+package policy
+
+import (
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// Strict gives the policy that stands in for the webhook where there is none.
+// It denies what the fence policy sees and leaves to the webhook: unstamped
+// writes, changes of the label, creates, and tokens that the lease table does
+// not know. What the table allows as a whole passes; exceptions by principal
+// do not, since the table does not hold them.
+func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
+	p := newPolicy("fencedlease-strict")
+	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
+	p.Spec.MatchConstraints = guardedObjects(admissionv1.Create, admissionv1.Update, admissionv1.Delete)
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	leaseNames := []string{fence.LabelLease, fence.LabelLeaseNamespace}
+	verb := func(verb string) string {
+		return "authorizer.group(" + quote(fence.Group) + ").resource('fencedleases').namespace(variables.leaseNamespace).name(variables.lease).check(" + quote(verb) + ").allowed()"
+	}
+	brings := func(names ...string) string {
+		conditions := make([]string, len(names))
+		for i, name := range names {
+			conditions[i] = annotation("object", name) + ".hasValue()"
+		}
+		return anyOf(conditions...)
+	}
+	p.Spec.Variables = []admissionv1.Variable{
+		{Name: "guarded", Expression: "request.operation != 'CREATE' && " + label("oldObject", fence.LabelLease) + ".hasValue()"},
+		{Name: "at", Expression: "variables.guarded ? oldObject : object"},
+		{Name: "lease", Expression: label("variables.at", fence.LabelLease) + ".orValue('')"},
+		{Name: "leaseNamespace", Expression: label("variables.at", fence.LabelLeaseNamespace) + ".orValue(variables.at.metadata.?namespace.orValue(''))"},
+		{Name: "header", Expression: extra(fence.ExtraToken)},
+		{Name: "sent", Expression: "request.operation == 'DELETE' ? '' : " + annotation("object", fence.AnnotationToken) + ".orValue('')"},
+		{Name: "stamped", Expression: anyOf("variables.header.size() > 0",
+			all("request.operation == 'CREATE'", annotation("object", fence.AnnotationToken)+".hasValue()"),
+			all("request.operation == 'UPDATE'",
+				annotation("object", fence.AnnotationWriteID)+".hasValue()",
+				annotation("object", fence.AnnotationWriteID)+" != "+annotation("oldObject", fence.AnnotationWriteID)))},
+		{Name: "presented", Expression: "variables.header.size() > 0 ? variables.header[0] : variables.sent"},
+		{Name: "found", Expression: "params.?data[?variables.leaseNamespace].orValue('').split('\\n' + variables.lease + '\\t', 2)"},
+		{Name: "entry", Expression: "variables.found.size() < 2 ? [] : variables.found[1].split('\\n', 2)[0].split('\\t')"},
+		{Name: "known", Expression: "variables.entry.size() > 0"},
+		{Name: "current", Expression: "variables.known ? variables.entry[0] : '0'"},
+		{Name: "allowed", Expression: "variables.known && (variables.at.metadata.?namespace.orValue('') == variables.leaseNamespace || variables.entry[5].contains(' * ') || " +
+			"(has(variables.at.metadata.namespace) && variables.entry[5].contains(' ' + variables.at.metadata.namespace + ' ')))"},
+		{Name: "bypassed", Expression: all("!variables.stamped", anyOf(reasonByHeader(), reasonByAnnotation(), all("request.operation == 'CREATE'",
+			annotation("object", fence.AnnotationBypass)+".orValue('') != ''")), verb(fence.VerbBypass))},
+		{Name: "untouched", Expression: "request.operation != 'UPDATE' || " + all(same(label, leaseNames...), same(annotation, fence.AnnotationsOfFence...))},
+		{Name: "recorded", Expression: "variables.guarded ? [" + tokenOr0(annotation("oldObject", fence.AnnotationToken)+".orValue('')") + ", " +
+			tokenOr0(annotation("oldObject", fence.AnnotationFloor)+".orValue('')") + "].max() : 0"},
+		{Name: "decided", Expression: all("request.operation == 'DELETE'", "variables.recorded > 0",
+			annotation("oldObject", fence.AnnotationDeleteToken)+".orValue('') == string(variables.recorded)")},
+		// Rules 1 and 2, as the fence policy has them.
+		{Name: "nothing", Expression: "request.operation == 'UPDATE' && " + anyOf("object == oldObject", finishes())},
+		{Name: "verdict", Expression: cases(
+			is{"variables.nothing || variables.decided", "''"},
+			// A bypass leaves the record alone, unless it takes the guard off.
+			is{"variables.bypassed", "(variables.untouched || !" + label("object", fence.LabelLease) + ".hasValue()) ? '' : 'touched'"},
+			is{"!variables.guarded && !variables.known", "'unknown'"},
+			is{"!variables.guarded && !variables.allowed", "'unknown'"},
+			is{"!variables.guarded && " + brings(fence.AnnotationFloor, fence.AnnotationDeleteToken), "'brings'"},
+			is{"!variables.guarded && variables.stamped && variables.sent == variables.presented && variables.presented == variables.current && request.operation == 'CREATE'", "''"},
+			is{"!variables.guarded && variables.stamped", "'unjudged'"},
+			is{"!variables.guarded", "(" + verb(fence.VerbGuard) + " && !" + brings(fence.AnnotationToken) + ") ? '' : 'unstamped'"},
+			is{"request.operation == 'UPDATE' && !" + same(label, leaseNames...), "'touched'"},
+			is{"!variables.stamped && variables.known && variables.entry[2].contains(" + quote(fence.TableUnstampedAllowed) + ")", "variables.untouched ? '' : 'touched'"},
+			is{"!variables.stamped", "'unstamped'"},
+			// The fence policy judges what is at most current.
+			is{isToken("variables.presented") + " && (!variables.known || int(variables.presented) > int(variables.current))", "'unjudged'"},
+			is{"", "''"},
+		)},
+	}
+	where := "'[' + variables.leaseNamespace + '/' + variables.lease + '] '"
+	say := func(reason fence.Reason, text string) string {
+		return quote(string(reason)+": ") + " + " + where + " + " + quote(text)
+	}
+	p.Spec.Validations = []admissionv1.Validation{{
+		Expression: "variables.verdict == ''",
+		MessageExpression: cases(
+			is{"variables.verdict == 'unknown'", say(fence.UnknownLease, "no lease that the table knows allows this object; create the FencedLease, or wait until the operator has seen it")},
+			is{"variables.verdict in ['touched', 'brings']", say(fence.FenceRemoved, "the write changes the fence's label or annotations; leave them, or bypass with a reason")},
+			is{"variables.verdict == 'unjudged'", say(fence.UnissuedToken, "the lease table does not hold this token as current; present the token of your own claim's status, or try again once the operator has written the table")},
+			is{"", say(fence.Unstamped, "the write presents no token; present it, or bypass with a reason")},
+		),
+		Reason: new(metav1.StatusReasonForbidden),
+	}}
+	return p, tableBinding(p, o)
+}
