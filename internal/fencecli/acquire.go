@@ -35,7 +35,7 @@ type claimFlags struct {
 	podUID   string
 }
 
-func (f *claimFlags) add(flags *pflag.FlagSet) {
+func (f *claimFlags) addClaim(flags *pflag.FlagSet) {
 	flags.StringVar(&f.identity, "identity", "", "who holds, for people (default: the host's name)")
 	flags.BoolVar(&f.try, "try", false, "do not wait where another claim holds the lease")
 	flags.DurationVar(&f.wait, "wait", 0, "wait in the queue for at most this long (default: without limit)")
@@ -44,7 +44,7 @@ func (f *claimFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.podUID, "pod-uid", "", "that Pod's UID")
 }
 
-func (f *claimFlags) validate() error {
+func (f *claimFlags) validClaim() error {
 	switch {
 	case f.wait < 0:
 		return fmt.Errorf("--wait=%s: must not be negative", f.wait)
@@ -100,7 +100,7 @@ func newAcquire(c *cli) *cobra.Command {
 		ValidArgsFunction: c.completeLease,
 		RunE:              run(o),
 	}
-	o.claimFlags.add(cmd.Flags())
+	o.addClaim(cmd.Flags())
 	o.output.AddFlags(cmd)
 	cmd.Flags().BoolVar(&o.export, "export", false, "print "+envLease+" and "+envToken+" as shell exports")
 	return cmd
@@ -115,7 +115,7 @@ func (o *acquireOptions) Validate() error {
 	if o.export && *o.output.OutputFormat != "" {
 		return errors.New("--export and --output exclude each other")
 	}
-	return errors.Join(o.claimFlags.validate(), validOutput(o.output))
+	return errors.Join(o.validClaim(), validOutput(o.output))
 }
 
 func (o *acquireOptions) Run(ctx context.Context) error {
@@ -175,7 +175,7 @@ func newRelease(c *cli) *cobra.Command {
 
 func (o *releaseOptions) Complete(_ *cobra.Command, args []string) (err error) {
 	if len(args) == 1 {
-		o.stampFlags.lease = args[0]
+		o.lease = args[0]
 	}
 	return o.complete(o.cli)
 }

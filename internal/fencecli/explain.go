@@ -3,11 +3,15 @@ package fencecli
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/printers"
+	"k8s.io/cli-runtime/pkg/resource"
 
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/fence"
 )
 
@@ -23,7 +27,7 @@ func newExplain(c *cli) *cobra.Command {
 		Use:   "explain TYPE/NAME",
 		Short: "Explain what the fence says to a write to an object: who holds its lease, and since when",
 		Long: "Shows the object's lease with its holder, the token recorded on the object, and what the fence says now to a\n" +
-			"write with the given token; without one, to a write that presents none.",
+			"write with the given token; without one, to a write that presents none, by whom the lease makes no exception for.",
 		Example: "  kubectl fence explain deploy/web --fencing-token=41",
 		Args:    cobra.ExactArgs(1),
 		RunE:    run(o),
@@ -51,6 +55,7 @@ func (o *explainOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	known := newLeases(api)
 	for _, info := range infos {
 		obj, err := accessor(info)
 		if err != nil {
@@ -61,34 +66,48 @@ func (o *explainOptions) Run(ctx context.Context) error {
 			fmt.Fprintf(o.Out, "%s is not guarded: it has no label %s, and every write passes the fence\n", named(info), fence.LabelLease)
 			continue
 		}
-		l, err := newLeases(api).get(ctx, key)
+		l, err := known.get(ctx, key)
 		if err != nil {
 			return err
 		}
-		recorded := fence.Recorded(obj.GetAnnotations())
-		presented := fence.Presented{Stamped: o.text != "", Text: o.text, ByHeader: true}
-		verdict := fence.Judge(presented, recorded, factsOf(key, l, info.Namespace), fence.Policy{Live: true})
-
 		w := printers.GetNewTabWriter(o.Out)
-		fmt.Fprintf(w, "Object:\t%s\n", named(info))
-		fmt.Fprintf(w, "Lease:\t%s\n", key)
-		fmt.Fprintf(w, "Recorded:\t%s\n", recorded)
-		if l != nil {
-			fmt.Fprintf(w, "Current:\t%s\n", fence.Token(l.Status.Token))
-			if h := l.Status.Holder; h != nil {
-				fmt.Fprintf(w, "Holder:\t%s, for %s\n", h.Identity, o.since(h.AcquireTime))
-			} else {
-				fmt.Fprintf(w, "Holder:\t%s\n", none)
-			}
-		}
-		if verdict.Outcome == fence.Allowed {
-			fmt.Fprintf(w, "Verdict:\tAllowed: token %s is current\n", verdict.Token)
-		} else {
-			fmt.Fprintf(w, "Verdict:\t%s\n", verdict.Message)
-		}
+		o.explain(w, info, key, l, fence.Recorded(obj.GetAnnotations()))
 		if err := w.Flush(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (o *explainOptions) explain(w io.Writer, info *resource.Info, key types.NamespacedName, l *v1alpha1.FencedLease, recorded fence.Token) {
+	policy := fence.Policy{Live: true}
+	fmt.Fprintf(w, "Object:\t%s\n", named(info))
+	fmt.Fprintf(w, "Lease:\t%s\n", key)
+	fmt.Fprintf(w, "Recorded:\t%s\n", recorded)
+	if l != nil {
+		fmt.Fprintf(w, "Current:\t%s\n", fence.Token(l.Status.Token))
+		if h := l.Status.Holder; h != nil {
+			fmt.Fprintf(w, "Holder:\t%s, for %s\n", h.Identity, o.since(h.AcquireTime))
+			if h.User != nil && l.Spec.HolderBinding == v1alpha1.HolderBindingUser {
+				fmt.Fprintf(w, "Account:\t%s, and no other\n", h.User.Username)
+			}
+		} else {
+			fmt.Fprintf(w, "Holder:\t%s\n", none)
+		}
+		if u := l.Spec.UnstampedWrites; u != nil {
+			policy.Unstamped = fence.Action(u.Default)
+		}
+	}
+	presented := fence.Presented{Stamped: o.text != "", Text: o.text, ByHeader: true}
+	v := fence.Judge(presented, recorded, factsOf(key, l, info.Namespace), policy)
+	switch {
+	case v.Outcome == fence.Allowed && presented.Stamped:
+		fmt.Fprintf(w, "Verdict:\tAllowed: token %s is current\n", v.Token)
+	case v.Outcome == fence.Allowed:
+		fmt.Fprintf(w, "Verdict:\tAllowed: the lease lets writes without a token pass\n")
+	case v.Outcome == fence.Warned:
+		fmt.Fprintf(w, "Verdict:\tAllowed, with a warning: %s\n", v.Message)
+	default:
+		fmt.Fprintf(w, "Verdict:\t%s\n", v.Message)
+	}
 }

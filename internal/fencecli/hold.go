@@ -35,7 +35,7 @@ func newHold(c *cli) *cobra.Command {
 		ValidArgsFunction: c.completeLease,
 		RunE:              run(o),
 	}
-	o.claimFlags.add(cmd.Flags())
+	o.addClaim(cmd.Flags())
 	cmd.Flags().StringVarP(&o.file, "file", "f", "", "the file to keep the token in (required)")
 	return cmd
 }
@@ -49,7 +49,7 @@ func (o *holdOptions) Validate() error {
 	if o.file == "" {
 		return errors.New("--file: must name the file to keep the token in")
 	}
-	return o.claimFlags.validate()
+	return o.validClaim()
 }
 
 func (o *holdOptions) Run(ctx context.Context) error {

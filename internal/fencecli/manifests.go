@@ -18,7 +18,7 @@ type manifestFlags struct {
 	guard bool
 }
 
-func (f *manifestFlags) add(cmd *cobra.Command) {
+func (f *manifestFlags) addManifests(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVarP(&f.Filenames, "filename", "f", nil, `file, folder or URL of manifests, "-" for standard input`)
 	flags.BoolVarP(&f.Recursive, "recursive", "R", false, "go into the folders of a folder")
@@ -26,7 +26,7 @@ func (f *manifestFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.guard, "guard", false, "put objects that no lease guards under the guard of the lease")
 }
 
-func (f *manifestFlags) validate() error { return f.RequireFilenameOrKustomize() }
+func (f *manifestFlags) validManifests() error { return f.RequireFilenameOrKustomize() }
 
 // guarded tells whether the lease guards obj, and sees to that under --guard.
 // An object without a namespace counts as one of the default namespace.

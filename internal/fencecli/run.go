@@ -49,7 +49,7 @@ func newRun(c *cli) *cobra.Command {
 		ValidArgsFunction: c.completeLease,
 		RunE:              run(o),
 	}
-	o.claimFlags.add(cmd.Flags())
+	o.addClaim(cmd.Flags())
 	cmd.Flags().BoolVar(&o.proxy, "proxy", false, "give the command a KUBECONFIG whose API server presents the token on all that is\nwritten there: the command needs to know nothing of tokens")
 	cmd.Flags().DurationVar(&o.grace, "grace", 0, "time from SIGTERM to SIGKILL (default: a fifth of the lease duration, so that\nthe command is gone before the lease can lapse)")
 	return cmd
@@ -65,7 +65,7 @@ func (o *runOptions) Validate() error {
 	if o.grace < 0 {
 		return fmt.Errorf("--grace=%s: must not be negative", o.grace)
 	}
-	return o.claimFlags.validate()
+	return o.validClaim()
 }
 
 func (o *runOptions) Run(ctx context.Context) error {

@@ -32,8 +32,8 @@ func newStamp(c *cli) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    run(o),
 	}
-	o.manifestFlags.add(cmd)
-	o.stampFlags.add(cmd.Flags())
+	o.addManifests(cmd)
+	o.addStamp(cmd.Flags())
 	o.output.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.salt, "salt", "", "makes the stamp differ from an earlier one of the same manifest")
 	return cmd
@@ -47,7 +47,7 @@ func (o *stampOptions) Complete(*cobra.Command, []string) (err error) {
 }
 
 func (o *stampOptions) Validate() error {
-	return errors.Join(o.manifestFlags.validate(), validOutput(o.output))
+	return errors.Join(o.validManifests(), validOutput(o.output))
 }
 
 func (o *stampOptions) Run(context.Context) error {

@@ -26,8 +26,8 @@ type stampFlags struct {
 	token fence.Token
 }
 
-// add binds the flags of a command that has no lease as an argument.
-func (f *stampFlags) add(flags *pflag.FlagSet) {
+// addStamp binds the flags of a command that has no lease as an argument.
+func (f *stampFlags) addStamp(flags *pflag.FlagSet) {
 	flags.StringVar(&f.lease, "lease", "", "the lease, [namespace/]name (default: "+envLease+")")
 	f.addToken(flags)
 }

@@ -31,8 +31,8 @@ func newApply(c *cli) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    run(o),
 	}
-	o.manifestFlags.add(cmd)
-	o.stampFlags.add(cmd.Flags())
+	o.addManifests(cmd)
+	o.addStamp(cmd.Flags())
 	cmd.Flags().StringVar(&o.dryRun, "dry-run", "none", `"server" has everything judged and changes nothing`)
 	cmd.Flags().BoolVar(&o.force, "force-conflicts", false, "take over fields that other managers own")
 	return cmd
@@ -44,7 +44,7 @@ func (o *applyOptions) Validate() error {
 	if o.dryRun != "none" && o.dryRun != "server" {
 		return fmt.Errorf("--dry-run=%q: must be none or server", o.dryRun)
 	}
-	return o.manifestFlags.validate()
+	return o.validManifests()
 }
 
 func (o *applyOptions) Run(ctx context.Context) error {
@@ -115,7 +115,7 @@ func newDelete(c *cli) *cobra.Command {
 		RunE:    run(o),
 	}
 	o.addFlags(cmd)
-	o.stampFlags.add(cmd.Flags())
+	o.addStamp(cmd.Flags())
 	return cmd
 }
 
@@ -157,7 +157,7 @@ func newScale(c *cli) *cobra.Command {
 		RunE:    run(o),
 	}
 	o.addFlags(cmd)
-	o.stampFlags.add(cmd.Flags())
+	o.addStamp(cmd.Flags())
 	cmd.Flags().Int32Var(&o.replicas, "replicas", -1, "how many (required)")
 	return cmd
 }

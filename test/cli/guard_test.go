@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/fence"
 )
 
@@ -91,6 +93,23 @@ func TestExplainSaysWhoHoldsAndWhatTheFenceSays(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestExplainKnowsWhatTheLeaseSaysOfWritesWithoutAToken(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy")
+	f.configMap(t, "web")
+	f.must(t, "guard", "deploy", "configmap/web")
+	for action, want := range map[v1alpha1.UnstampedAction]string{
+		v1alpha1.UnstampedDeny: "Verdict:    Unstamped: [", v1alpha1.UnstampedWarn: "with a warning: Unstamped: [", v1alpha1.UnstampedAllow: "writes without a token pass",
+	} {
+		if r := f.kubectl(t, "patch", "fencedlease", "deploy", "--type=merge", fmt.Sprintf(`--patch={"spec":{"unstampedWrites":{"default":%q}}}`, action)); r.code != 0 {
+			t.Fatal(r)
+		}
+		if got := f.must(t, "explain", "configmap/web"); !strings.Contains(got, want) {
+			t.Errorf("%s: without %q:\n%s", action, want, got)
+		}
 	}
 }
 

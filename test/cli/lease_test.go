@@ -154,13 +154,15 @@ func TestMistakesEndWithTheUsageCodeAndSayWhatToDo(t *testing.T) {
 	}
 }
 
+// kubectl asks the script that is named after the plugin.
 func TestCompletionOffersLeases(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy")
 	f.lease(t, "other")
 	for typed, want := range map[string]string{"": "deploy\nother\n:4\n", "d": "deploy\n:4\n", f.namespace + "/o": f.namespace + "/other\n:4\n"} {
-		if got := f.must(t, "__complete", "describe", typed); got != want {
-			t.Errorf("%q is completed with %q, want %q", typed, got, want)
+		r := f.end(t, nil, "../../hack/krew/kubectl_complete-fence", "describe", typed)
+		if r.stdout != want {
+			t.Errorf("%q is completed with %v, want %q", typed, r, want)
 		}
 	}
 }
