@@ -109,10 +109,13 @@ func (f *fixture) claims(t *testing.T) []v1alpha1.LeaseClaim {
 	return claims.Items
 }
 
+// path is where a user's shell finds the plugin and kubectl.
+func (f *fixture) path() string { return plugin + ":" + f.Assets + ":" + os.Getenv("PATH") }
+
 // environ is what a user's shell would have.
 func (f *fixture) environ(extra ...string) []string {
 	return append(append(os.Environ(),
-		"KUBECONFIG="+f.kubeconfig, "PATH="+plugin+":"+f.Assets+":"+os.Getenv("PATH"), "HOME="+filepath.Dir(f.kubeconfig)), extra...)
+		"KUBECONFIG="+f.kubeconfig, "PATH="+f.path(), "HOME="+filepath.Dir(f.kubeconfig)), extra...)
 }
 
 // program prepares a program with that environment.

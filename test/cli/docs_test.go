@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,11 +13,12 @@ import (
 
 // A block of sh after the comment <!-- run --> has to succeed, one after
 // <!-- run: TEXT --> has to fail and print TEXT. All blocks of a page run in
-// one shell.
-var blocks = regexp.MustCompile("(?s)<!-- run(?:: ([^>]*?))? -->\n```sh\n(.*?)```")
+// one shell. One after <!-- run with TOOL --> is left out where the tool is
+// not among the pinned ones.
+var blocks = regexp.MustCompile("(?s)<!-- run(?: with (\\w+))?(?:: ([^>]*?))? -->\n```sh\n(.*?)```")
 
 // script puts a page's blocks into one script of bash.
-func script(t *testing.T, page string) string {
+func script(t *testing.T, page string, tools map[string]string) string {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -28,28 +31,50 @@ func script(t *testing.T, page string) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, "set -euo pipefail")
 	for i, m := range found {
+		tool, fails, commands := m[1], m[2], m[3]
+		if tool != "" && tools[tool] == "" {
+			t.Logf("block %d is left out: no %s", i+1, tool)
+			continue
+		}
 		fmt.Fprintf(&b, "echo \"--- block %d\" >&2\n", i+1)
-		if m[1] == "" {
-			b.WriteString(m[2])
+		if fails == "" {
+			b.WriteString(commands)
 			continue
 		}
 		fmt.Fprintf(&b, "if (\nset -euo pipefail\n%s) >rejected 2>&1; then echo 'succeeded, and should not'; exit 1; fi\n"+
-			"cat rejected\ngrep -qF -- '%s' rejected\n", m[2], strings.ReplaceAll(m[1], "'", `'\''`))
+			"cat rejected\ngrep -qF -- '%s' rejected\n", commands, strings.ReplaceAll(fails, "'", `'\''`))
 	}
 	return b.String()
 }
 
+// pinned gives the folder of a tool that is pinned in hack/tools or installed,
+// empty where it is neither.
+func pinned(t *testing.T, tool string) string {
+	t.Helper()
+	if path, err := exec.LookPath(tool); err == nil {
+		return filepath.Dir(path)
+	}
+	out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../../hack/tools/go.mod", "-n", tool).Output()
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(strings.TrimSpace(string(out)))
+}
+
 func TestPages(t *testing.T) {
+	tools := map[string]string{"helm": pinned(t, "helm")}
 	for _, page := range []string{"cli.md", "pipelines.md"} {
 		t.Run(page, func(t *testing.T) {
 			f := newFixture(t)
-			r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace)
-			if r.code != 0 {
+			if r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace); r.code != 0 {
 				t.Fatal(r)
 			}
 			var out bytes.Buffer
-			cmd := f.program(t.Context(), "bash", "-c", script(t, "../../docs/"+page))
+			cmd := f.program(t.Context(), "bash", "-c", script(t, "../../docs/"+page, tools))
 			cmd.Dir = t.TempDir()
+			for _, folder := range tools {
+				cmd.Env = append(cmd.Env, "PATH="+f.path()+":"+folder)
+			}
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := cmd.Run(); err != nil {
 				t.Fatalf("%v\n%s", err, &out)
