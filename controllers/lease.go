@@ -33,6 +33,7 @@ type leaseReconciler struct {
 	renewals *renewals
 	floor    *floor
 	seal     *sealer
+	table    *leaseTable
 	// finished counts the time to live of finished claims, delays the
 	// hand-over delay of leases, waited the age of claims in the queue: all
 	// from when this process first saw the cause.
@@ -221,6 +222,11 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 		return nil, 0, err
 	}
 	r.announce(s, *p, lease)
+	if p.issue || p.revoke {
+		if err := r.table.publish(ctx, lease); err != nil {
+			return nil, 0, err
+		}
+	}
 	return lease, retry, nil
 }
 

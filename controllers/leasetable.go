@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,11 +23,15 @@ import (
 	"github.com/fencedlease/fencedlease/fence"
 )
 
-// SetupLeaseTable adds the keeper of the lease table, which the admission
-// policies read. The table follows the leases: a policy may take a token for
-// current that was superseded a moment ago, never one below an object's record.
+// SetupLeaseTable adds the keeper of the lease table alone.
 func SetupLeaseTable(mgr ctrl.Manager, operatorNamespace string) error {
-	t := &leaseTable{client: mgr.GetClient(), live: mgr.GetAPIReader(), key: types.NamespacedName{Namespace: operatorNamespace, Name: fence.TableName}}
+	return newLeaseTable(mgr, operatorNamespace).setup(mgr)
+}
+
+// setup adds the keeper of the lease table, which the admission policies read.
+// The table follows the leases: a policy may take a token for current that was
+// superseded a moment ago, never one below an object's record.
+func (t *leaseTable) setup(mgr ctrl.Manager) error {
 	always := func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: t.key}}
 	}
@@ -45,14 +50,58 @@ type leaseTable struct {
 	client client.Client
 	live   client.Reader
 	key    types.NamespacedName
+
+	mu sync.Mutex
+	// ahead are leases that were published and that the cache may not show yet.
+	ahead map[types.UID]*v1alpha1.FencedLease
+}
+
+func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
+	return &leaseTable{
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), ahead: map[types.UID]*v1alpha1.FencedLease{},
+		key: types.NamespacedName{Namespace: operatorNamespace, Name: fence.TableName},
+	}
+}
+
+// publish brings the table to a lease that was just published. The new holder
+// is told only afterwards: by then the policies know that the former token is
+// superseded.
+func (t *leaseTable) publish(ctx context.Context, lease *v1alpha1.FencedLease) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ahead[lease.UID] = lease.DeepCopy()
+	return t.write(ctx)
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (t *leaseTable) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.write(ctx)
+	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+		return ctrl.Result{RequeueAfter: 1}, nil // another replica was faster
+	}
+	return ctrl.Result{}, err
+}
+
+// write writes the table where it says something else than the leases. t.mu is
+// held.
+func (t *leaseTable) write(ctx context.Context) error {
 	all := &v1alpha1.FencedLeaseList{}
 	if err := t.client.List(ctx, all); err != nil {
-		return ctrl.Result{}, err
+		return err
 	}
+	cached := map[types.UID]bool{}
+	for i := range all.Items {
+		item := &all.Items[i]
+		cached[item.UID] = true
+		if newer := t.ahead[item.UID]; newer != nil && newer.Status.Token > item.Status.Token {
+			all.Items[i] = *newer
+		} else {
+			delete(t.ahead, item.UID)
+		}
+	}
+	maps.DeleteFunc(t.ahead, func(uid types.UID, _ *v1alpha1.FencedLease) bool { return !cached[uid] })
 	leases, seen := tableOf(all.Items)
 	data, _ := fence.PackTable(leases, seen)
 
@@ -66,13 +115,10 @@ func (t *leaseTable) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 		cm.Data = data
 		err = t.client.Update(ctx, cm)
 	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		return ctrl.Result{RequeueAfter: 1}, nil // another replica was faster
-	}
 	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("write the lease table %s: %w", t.key, err)
+		return fmt.Errorf("write the lease table %s: %w", t.key, err)
 	}
-	return ctrl.Result{}, nil
+	return nil
 }
 
 // sameTable tells whether two tables say the same of every lease. That one is

@@ -76,7 +76,12 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	}); err != nil {
 		return fmt.Errorf("index leases: %w", err)
 	}
+	table := newLeaseTable(mgr, o.OperatorNamespace)
+	if err := table.setup(mgr); err != nil {
+		return fmt.Errorf("set up the lease table: %w", err)
+	}
 	r := &leaseReconciler{
+		table:  table,
 		client: writer, live: mgr.GetAPIReader(), clock: o.Clock, events: mgr.GetEventRecorder("fencedlease"),
 		renewals: newRenewals(o.Clock), finished: newRenewals(o.Clock), delays: newRenewals(o.Clock), waited: newRenewals(o.Clock),
 		floor: &floor{client: writer, live: mgr.GetAPIReader(), namespace: o.OperatorNamespace},

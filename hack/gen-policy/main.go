@@ -30,7 +30,7 @@ func generate() error {
 	fencing, fencingBinding := policy.Fence(o)
 	bypasses, bypassesBinding := policy.Bypasses(o)
 	strict, strictBinding := policy.Strict(o)
-	own := []any{marks, marksBinding}
+	own := []any{policy.Table(o), marks, marksBinding}
 	for _, p := range []*admissionv1.ValidatingAdmissionPolicy{policy.Claims(o), policy.LastToken(o), policy.Floor(o), policy.Tables(o)} {
 		own = append(own, p, policy.Bind(p))
 	}

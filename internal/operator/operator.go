@@ -158,9 +158,6 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace}); err != nil { //nolint:contextcheck // its indexes outlive ctx
 		return fmt.Errorf("set up the controllers: %w", err)
 	}
-	if err := controllers.SetupLeaseTable(mgr, o.Namespace); err != nil {
-		return fmt.Errorf("set up the lease table: %w", err)
-	}
 	certificates := make(chan struct{})
 	failed := make(chan error, 1)
 	serving := healthz.Ping

@@ -277,7 +277,7 @@ func (e *Environment) StartManager(changes ...func(*Options)) (*Manager, error) 
 			return nil, err
 		}
 	}
-	if opts.Operator || opts.Policy {
+	if opts.Policy && !opts.Operator {
 		if err := controllers.SetupLeaseTable(mgr, controlplane.OperatorNamespace); err != nil {
 			return nil, err
 		}

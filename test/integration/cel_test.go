@@ -149,7 +149,7 @@ func TestLeaseClaimImmutables(t *testing.T) {
 			e := bare(t)
 			c.run(t, e, &v1alpha1.LeaseClaim{
 				ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace(t), Name: "claim"},
-				Spec:       v1alpha1.LeaseClaimSpec{LeaseName: "lease", HolderIdentity: "a", User: &v1alpha1.ClaimUser{Username: "amy"}},
+				Spec:       v1alpha1.LeaseClaimSpec{LeaseName: "lease", HolderIdentity: "a", User: &v1alpha1.ClaimUser{Username: "admin"}},
 			})
 		})
 	}

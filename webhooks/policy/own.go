@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fencedlease/fencedlease/fence"
@@ -108,7 +109,11 @@ func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 		}},
 	}
 	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
-	p.Spec.Validations = []admissionv1.Validation{forbid(bypass(reasonByHeader(), quote(o.OperatorNamespace), "''"),
+	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(
+		// Installing and upgrading touch metadata alone.
+		"request.operation == 'CREATE' && !has(object.data)",
+		"request.operation == 'UPDATE' && object.?data == oldObject.?data",
+		bypass(reasonByHeader(), quote(o.OperatorNamespace), "''")),
 		"FenceRemoved: only the operator writes the lease table and the floor of first tokens; bypass with a reason")}
 	return p
 }
@@ -128,12 +133,25 @@ func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 	p.Spec.Validations = []admissionv1.Validation{forbid(
 		anyOf("!params.?data[?oldObject.metadata.name].hasValue()", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),
 		"FenceRemoved: leases are used in this namespace, and without the label "+fence.LabelNamespaceMark+" the fence would not see its /scale and evictions; leave it")}
-	return p, tableBinding(p, o)
+	binding := tableBinding(p, o)
+	// The API server looks for the parameter before it looks at match
+	// conditions: denying would stop every write to a namespace.
+	binding.Spec.ParamRef.ParameterNotFoundAction = new(admissionv1.AllowAction)
+	return p, binding
 }
 
-// tableBinding binds a policy that reads the lease table. Without the table
-// nobody knows what is current, so what the policy judges stays as it is until
-// the operator has written it again.
+// Table is the empty lease table that is installed with the policies, so that
+// they have their parameter before the operator first runs.
+func Table(o Options) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.OperatorNamespace, Name: fence.TableName, Labels: map[string]string{"app.kubernetes.io/name": "fencedlease"}},
+	}
+}
+
+// tableBinding binds a policy that reads the lease table. Where somebody took
+// the table away, what the policy matches stays as it is until the operator
+// has written it again.
 func tableBinding(p *admissionv1.ValidatingAdmissionPolicy, o Options) *admissionv1.ValidatingAdmissionPolicyBinding {
 	binding := Bind(p)
 	binding.Spec.ParamRef = &admissionv1.ParamRef{
