@@ -122,10 +122,10 @@ func (r *recorder) record(req *http.Request, at location, kind types.PatchType, 
 	if err != nil {
 		return nil, err
 	}
-	out, err := http.NewRequestWithContext(req.Context(), http.MethodPatch, req.URL.String(), nil)
-	if err != nil {
-		return nil, err
-	}
+	// The clone keeps what the transports around this one added, such as the
+	// credentials.
+	out := req.Clone(req.Context())
+	out.Method = http.MethodPatch
 	out.URL.Path, out.URL.RawPath = r.prefix+at.object, ""
 	out.URL.RawQuery = url.Values{"fieldManager": {fieldManager}}.Encode()
 	out.Header.Set("Content-Type", string(kind))

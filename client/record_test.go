@@ -2,6 +2,8 @@ package client
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -83,6 +85,35 @@ func TestWithRecordKeepsTheRestOfTheBody(t *testing.T) {
 		if got, err := withRecord([]byte(body), 42); err == nil {
 			t.Errorf("%s: got %s, want an error", name, got)
 		}
+	}
+}
+
+type transportFunc func(*http.Request) (*http.Response, error)
+
+func (f transportFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// Credentials are added by transports around the recorder: what it sends by
+// itself has to carry them too.
+func TestTheRecordIsSentWithTheCredentialsOfTheWrite(t *testing.T) {
+	var sent []string
+	r := &recorder{holder: Static("shop/deploy", 42), next: transportFunc(func(req *http.Request) (*http.Response, error) {
+		sent = append(sent, req.Method+" "+req.URL.Path+" "+req.Header.Get("Authorization"))
+		answer := httptest.NewRecorder()
+		if len(sent) == 1 {
+			answer.WriteHeader(http.StatusForbidden)
+			answer.WriteString(`{"message":"denied the request: NotRecorded: [shop/deploy] token 42"}`)
+		}
+		return answer.Result(), nil
+	})}
+	req := httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/shop/configmaps/web", nil)
+	req.Header.Set("Authorization", "Bearer x")
+	resp, err := r.RoundTrip(req)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	const path = " /api/v1/namespaces/shop/configmaps/web Bearer x"
+	if diff := cmp.Diff([]string{"DELETE" + path, "PATCH" + path, "DELETE" + path}, sent); diff != "" {
+		t.Fatalf("(-want +got):\n%s", diff)
 	}
 }
 
