@@ -79,6 +79,8 @@ func newCommand(streams genericiooptions.IOStreams, clock clock.WithTicker) *cob
 	config := genericclioptions.NewConfigFlags(true).WithDiscoveryQPS(qps).WithDiscoveryBurst(burst).
 		WithWrapConfigFn(func(cfg *rest.Config) *rest.Config {
 			cfg.QPS, cfg.Burst = qps, burst
+			// As kubectl prints what the server warns of: a bypass, say.
+			cfg.WarningHandler = rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
 			return cfg
 		})
 	c := &cli{IOStreams: streams, config: config, clock: clock}

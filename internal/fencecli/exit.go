@@ -3,6 +3,7 @@ package fencecli
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fencedlease/fencedlease/client"
 	"github.com/fencedlease/fencedlease/fence"
@@ -60,8 +61,20 @@ func exitCode(err error) int {
 	case errors.Is(err, fence.ErrLost):
 		return exitLost
 	}
-	if _, rejected := client.Reason(err); rejected {
+	if rejected(err) {
 		return exitRejected
 	}
 	return exitFailed
+}
+
+// rejected tells whether a fence rejected any of the writes that err tells of.
+func rejected(err error) bool {
+	if _, ok := client.Reason(err); ok {
+		return true
+	}
+	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the tree is walked by hand
+		return slices.ContainsFunc(several.Unwrap(), rejected)
+	}
+	inner := errors.Unwrap(err)
+	return inner != nil && rejected(inner)
 }

@@ -13,9 +13,9 @@ import (
 	"net/http/httputil"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -39,14 +39,18 @@ type proxy struct {
 
 // startProxy serves the API server of cfg with holder's token on every write.
 func startProxy(ctx context.Context, cfg *rest.Config, holder client.Holder, namespace string) (_ *proxy, err error) {
-	cfg, err = client.Config(ctx, cfg, holder)
+	cfg = rest.CopyConfig(cfg)
+	// exec and port-forward take over their connection, which HTTP/2 forbids.
+	cfg.NextProtos = []string{"http/1.1"}
+	stamping, err := client.Config(ctx, cfg, holder)
 	if err != nil {
 		return nil, err
 	}
-	// exec and port-forward take over their connection, which HTTP/2 forbids.
-	cfg.NextProtos = []string{"http/1.1"}
-	transport, err := rest.TransportFor(cfg)
-	if err != nil {
+	transport := &proxyTransport{holder: holder}
+	if transport.stamped, err = rest.TransportFor(stamping); err != nil {
+		return nil, err
+	}
+	if transport.plain, err = rest.TransportFor(cfg); err != nil {
 		return nil, err
 	}
 	target, _, err := rest.DefaultServerUrlFor(cfg)
@@ -110,8 +114,7 @@ func (p *proxy) stop() {
 	}
 }
 
-// authenticated lets in who has the secret. Impersonation is the stamp's own
-// way to present a token, so that a request cannot bring another.
+// authenticated lets in who has the secret.
 func authenticated(secret string, next http.Handler) http.Handler {
 	want := []byte("Bearer " + secret)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -119,14 +122,28 @@ func authenticated(secret string, next http.Handler) http.Handler {
 			answer(w, apierrors.NewUnauthorized("the proxy's kubeconfig holds the secret"))
 			return
 		}
-		for name := range r.Header {
-			if strings.HasPrefix(name, "Impersonate-") {
-				answer(w, apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("a stamping proxy cannot impersonate another account")))
-				return
-			}
-		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// proxyTransport stamps what passes through the proxy. What impersonates by
+// itself, as a stamping program does or kubectl --as, goes on as it is: it
+// presents what it says. Either way no write is sent once the lease is lost.
+type proxyTransport struct {
+	stamped, plain http.RoundTripper
+	holder         client.Holder
+}
+
+func (t *proxyTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Header.Get(authenticationv1.ImpersonateUserHeader) == "" {
+		return t.stamped.RoundTrip(req)
+	}
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		if _, err := t.holder.Present(); err != nil {
+			return nil, err
+		}
+	}
+	return t.plain.RoundTrip(req)
 }
 
 // proxyError answers where the API server did not.

@@ -59,7 +59,9 @@ func TestGuardAndUnguard(t *testing.T) {
 	if r := f.fence(t, "unguard", "configmap/web"); r.code != 2 {
 		t.Fatalf("without a reason: %v", r)
 	}
-	f.must(t, "unguard", "configmap/web", "--reason=moved")
+	if r := f.fence(t, "unguard", "configmap/web", "--reason=moved"); r.code != 0 || !strings.Contains(r.stderr, "/deploy] bypassed") {
+		t.Fatalf("a bypass has to be told: %v", r)
+	}
 	web := f.readConfigMap(t, "web")
 	reason := web.Annotations[fence.AnnotationBypass]
 	if len(web.Labels) > 0 || len(web.Annotations) != 1 || !strings.HasSuffix(reason, ": moved") {
