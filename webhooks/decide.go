@@ -281,7 +281,7 @@ func decideBinding(w *write) verdict {
 // object's namespace is as good as none.
 func leaseFacts(key types.NamespacedName, f facts, namespace string) fence.Lease {
 	l := fence.Lease{Name: key.String()}
-	if f.lease == nil || !allows(f.lease, namespace) {
+	if f.lease == nil || !f.lease.Allows(namespace) {
 		return l
 	}
 	spec, status := f.lease.Spec, f.lease.Status
@@ -297,13 +297,6 @@ func leaseFacts(key types.NamespacedName, f facts, namespace string) fence.Lease
 		}
 	}
 	return l
-}
-
-// allows tells whether objects of a namespace, or cluster-scoped ones where it
-// is empty, may name the lease as their guard.
-func allows(lease *v1alpha1.FencedLease, namespace string) bool {
-	return namespace == lease.Namespace || slices.Contains(lease.Spec.AllowedNamespaces, "*") ||
-		namespace != "" && slices.Contains(lease.Spec.AllowedNamespaces, namespace)
 }
 
 // reserved is the token below which an object of a sealed kind may not come

@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -466,4 +468,11 @@ type FencedLeaseList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []FencedLease `json:"items"`
+}
+
+// Allows tells whether objects of a namespace, or cluster-scoped ones where it
+// is empty, may name the lease as their guard.
+func (l *FencedLease) Allows(namespace string) bool {
+	return namespace == l.Namespace || slices.Contains(l.Spec.AllowedNamespaces, "*") ||
+		namespace != "" && slices.Contains(l.Spec.AllowedNamespaces, namespace)
 }

@@ -3,7 +3,6 @@ package fencecli
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,7 +52,7 @@ func (l *leases) get(ctx context.Context, key types.NamespacedName) (*v1alpha1.F
 // factsOf is what a fence knows of a lease for an object of a namespace.
 func factsOf(key types.NamespacedName, l *v1alpha1.FencedLease, namespace string) fence.Lease {
 	facts := fence.Lease{Name: key.String()}
-	if l == nil || !allows(l, namespace) {
+	if l == nil || !l.Allows(namespace) {
 		return facts
 	}
 	facts.Found = true
@@ -63,11 +62,6 @@ func factsOf(key types.NamespacedName, l *v1alpha1.FencedLease, namespace string
 		facts.Held, facts.Holder = true, h.Identity
 	}
 	return facts
-}
-
-func allows(l *v1alpha1.FencedLease, namespace string) bool {
-	return namespace == l.Namespace || slices.Contains(l.Spec.AllowedNamespaces, "*") ||
-		(namespace != "" && slices.Contains(l.Spec.AllowedNamespaces, namespace))
 }
 
 // objects reads the objects that arguments such as "deploy/web" name.
