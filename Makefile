@@ -30,6 +30,10 @@ control-plane: ## Leave etcd, kube-apiserver, kube-controller-manager and kubect
 test: control-plane ## Run every test on the real API server, with the race detector
 	KUBEBUILDER_ASSETS="$$(hack/control-plane.sh)" go test $(TESTFLAGS) $(PACKAGES)
 
+.PHONY: conformance
+conformance: control-plane ## Print what each installation answers to each kind of write
+	KUBEBUILDER_ASSETS="$$(hack/control-plane.sh)" go test -count=1 -v -run TestConformance ./test/conformance
+
 .PHONY: fuzz
 fuzz: ## Fuzz everything that parses, 30 s each
 	hack/fuzz.sh 30s

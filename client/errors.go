@@ -84,7 +84,7 @@ func messageReason(s metav1.Status) (fence.Reason, bool) {
 			break
 		}
 	}
-	head, _, found := strings.Cut(text, ": [")
+	head, _, found := strings.Cut(text, ": ")
 	if reason := fence.Reason(head); found && known(reason) {
 		return reason, true
 	}
@@ -94,7 +94,7 @@ func messageReason(s metav1.Status) (fence.Reason, bool) {
 func known(reason fence.Reason) bool {
 	switch reason {
 	case fence.StaleToken, fence.UnissuedToken, fence.MalformedToken, fence.Unstamped,
-		fence.UnknownLease, fence.Lapsed, fence.FenceRemoved, fence.NotHolder:
+		fence.UnknownLease, fence.NotRecorded, fence.Lapsed, fence.FenceRemoved, fence.NotHolder:
 		return true
 	}
 	return false

@@ -146,7 +146,7 @@ func leaseOf(o *metav1.PartialObjectMetadata, namespace string) (types.Namespace
 // fenceUntouched tells whether the write leaves every annotation of the fence
 // as it is.
 func (w *write) fenceUntouched() bool {
-	if w.old == nil || w.new == nil {
+	if w.old == nil || w.new == nil || labelless(pathOf(w.request)) {
 		return true
 	}
 	for _, name := range fence.AnnotationsOfFence {

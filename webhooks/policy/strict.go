@@ -59,18 +59,22 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 		{Name: "verdict", Expression: cases(
 			is{"variables.nothing || variables.decided", "''"},
 			// A bypass leaves the record alone, unless it takes the guard off.
-			is{"variables.bypassed", "(variables.untouched || !" + label("object", fence.LabelLease) + ".hasValue()) ? '' : 'touched'"},
+			is{"variables.bypassed", "((variables.untouched || !" + label("object", fence.LabelLease) + ".hasValue()) ? '' : 'touched')"},
 			is{"!variables.guarded && !variables.known", "'unknown'"},
 			is{"!variables.guarded && !variables.allowed", "'unknown'"},
 			is{"!variables.guarded && " + brings(fence.AnnotationFloor, fence.AnnotationDeleteToken), "'brings'"},
+			is{"!variables.guarded && variables.stamped && !" + isToken("variables.presented"), "'malformed'"},
+			is{"!variables.guarded && variables.stamped && int(variables.presented) < int(variables.current)", "'stale'"},
 			is{"!variables.guarded && variables.stamped && variables.sent == variables.presented && variables.presented == variables.current && request.operation == 'CREATE'", "''"},
 			is{"!variables.guarded && variables.stamped", "'unjudged'"},
-			is{"!variables.guarded", "(" + verb(fence.VerbGuard) + " && !" + brings(fence.AnnotationToken) + ") ? '' : 'unstamped'"},
+			is{"!variables.guarded", "((" + verb(fence.VerbGuard) + " && !" + brings(fence.AnnotationToken) + ") ? '' : 'unstamped')"},
 			is{"request.operation == 'UPDATE' && !" + same(label, leaseNames...), "'touched'"},
-			is{"!variables.stamped && variables.known && variables.entry[2].contains(" + quote(fence.TableUnstampedAllowed) + ")", "variables.untouched ? '' : 'touched'"},
+			is{"!variables.stamped && variables.known && variables.entry[2].contains(" + quote(fence.TableUnstampedAllowed) + ")", "(variables.untouched ? '' : 'touched')"},
 			is{"!variables.stamped", "'unstamped'"},
-			// The fence policy judges what is at most current.
-			is{isToken("variables.presented") + " && (!variables.known || int(variables.presented) > int(variables.current))", "'unjudged'"},
+			// The fence policy judges the rest: what is at most current, what the
+			// path does not record, and leases that are gone.
+			is{isToken("variables.presented") + " && (request.operation == 'DELETE' ? string(variables.recorded) : variables.sent) == variables.presented" +
+				" && int(variables.presented) > int(variables.known ? variables.current : params.?data[?" + quote(fence.TableSeen) + "].orValue('0'))", "'unjudged'"},
 			is{"", "''"},
 		)},
 	}
@@ -80,9 +84,15 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 	}
 	p.Spec.Validations = []admissionv1.Validation{{
 		Expression: "variables.verdict == ''",
+		// The API server words messages without the authorizer: this one stands
+		// where the verdict asked it.
+		Message: string(fence.Unstamped) + ": the write presents no token, and its sender has neither the verb " + fence.VerbGuard +
+			", to put an object under guard, nor a reason and the verb " + fence.VerbBypass + "; present the token",
 		MessageExpression: cases(
 			is{"variables.verdict == 'unknown'", say(fence.UnknownLease, "no lease that the table knows allows this object; create the FencedLease, or wait until the operator has seen it")},
 			is{"variables.verdict in ['touched', 'brings']", say(fence.FenceRemoved, "the write changes the fence's label or annotations; leave them, or bypass with a reason")},
+			is{"variables.verdict == 'malformed'", say(fence.MalformedToken, "the token is not in its canonical form; present it exactly as the lease's status shows it")},
+			is{"variables.verdict == 'stale'", say(fence.StaleToken, "a newer token was issued; stop")},
 			is{"variables.verdict == 'unjudged'", say(fence.UnissuedToken, "the lease table does not hold this token as current; present the token of your own claim's status, or try again once the operator has written the table")},
 			is{"", say(fence.Unstamped, "the write presents no token; present it, or bypass with a reason")},
 		),
