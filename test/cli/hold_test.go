@@ -7,6 +7,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestHoldKeepsTheTokenInAFileOnlyWhileItHolds(t *testing.T) {
@@ -57,4 +60,25 @@ func TestAMissingTokenFileMeansThatTheLeaseIsLost(t *testing.T) {
 	if r := f.fence(t, "release", "worker", "--token-file="+filepath.Join(t.TempDir(), "token")); r.code != 4 {
 		t.Fatalf("got %v, want exit code 4", r)
 	}
+}
+
+// What a sidecar holds goes with its Pod: the claim is the Pod's to own.
+func TestHoldBelongsToItsPod(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "worker")
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: "worker-0"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "worker", Image: "worker"}}},
+	}
+	if err := f.Admin.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	cmd := f.background(t, "hold", "worker", "--file="+filepath.Join(t.TempDir(), "token"), "--pod-name="+pod.Name, "--pod-uid="+string(pod.UID))
+	eventually(t, "the lease is held", func() bool { return f.status(t, "worker").Holder != nil })
+	claims := f.claims(t)
+	if len(claims) != 1 || len(claims[0].OwnerReferences) != 1 || claims[0].OwnerReferences[0].UID != pod.UID {
+		t.Fatalf("got %+v, want one claim that the Pod owns", claims)
+	}
+	cmd.send(t, syscall.SIGTERM)
+	cmd.ends(t, 0)
 }

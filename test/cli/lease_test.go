@@ -26,6 +26,9 @@ func TestAcquireLeavesTheLeaseHeldUntilReleased(t *testing.T) {
 	if status.Holder == nil || status.Holder.Identity != "build-7" {
 		t.Fatalf("held by %+v, want build-7", status.Holder)
 	}
+	eventually(t, "the hand-over shows among the events", func() bool {
+		return strings.Contains(f.must(t, "describe", "deploy"), "token "+token+` was issued to "build-7"`)
+	})
 	f.must(t, "release", "deploy", "--fencing-token="+token)
 	eventually(t, "the lease is free", func() bool { return f.status(t, "deploy").Holder == nil })
 	if got := f.must(t, "release", f.namespace+"/deploy", "--fencing-token="+token); !strings.Contains(got, "before") {
