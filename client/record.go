@@ -137,7 +137,7 @@ func (r *recorder) record(req *http.Request, at location, kind types.PatchType, 
 func (r *recorder) resend(before *http.Response, req *http.Request, body []byte, token fence.Token) (*http.Response, error) {
 	with, err := withRecord(body, token)
 	if err != nil {
-		return before, nil // the server reads more than we do; its answer stands
+		return before, nil //nolint:nilerr // the server reads more than we do; its answer stands
 	}
 	_ = before.Body.Close()
 	return r.send(req, with)
@@ -214,10 +214,10 @@ type location struct {
 func locate(path string) (location, bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	root := 0
-	switch {
-	case parts[0] == "api":
+	switch parts[0] {
+	case "api":
 		root = 2
-	case parts[0] == "apis":
+	case "apis":
 		root = 3
 	default:
 		return location{}, false

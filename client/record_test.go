@@ -101,7 +101,7 @@ func TestTheRecordIsSentWithTheCredentialsOfTheWrite(t *testing.T) {
 		answer := httptest.NewRecorder()
 		if len(sent) == 1 {
 			answer.WriteHeader(http.StatusForbidden)
-			answer.WriteString(`{"message":"denied the request: NotRecorded: [shop/deploy] token 42"}`)
+			_, _ = answer.WriteString(`{"message":"denied the request: NotRecorded: [shop/deploy] token 42"}`)
 		}
 		return answer.Result(), nil
 	})}

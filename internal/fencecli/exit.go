@@ -72,7 +72,7 @@ func rejected(err error) bool {
 	if _, ok := client.Reason(err); ok {
 		return true
 	}
-	if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the tree is walked by hand
+	if several, ok := err.(interface{ Unwrap() []error }); ok {
 		return slices.ContainsFunc(several.Unwrap(), rejected)
 	}
 	inner := errors.Unwrap(err)
