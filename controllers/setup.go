@@ -35,7 +35,8 @@ import (
 // +kubebuilder:rbac:groups=coordination.k8s.io,resources=leases,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
-// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=configmaps,verbs=create;get;update
+// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=configmaps,verbs=create
+// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=configmaps,resourceNames=fencedlease-floor;fencedlease-table,verbs=get;update
 
 const (
 	claimsByLease = "spec.leaseName"

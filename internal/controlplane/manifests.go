@@ -60,7 +60,7 @@ func load(opts Options) (*manifests, error) {
 					return nil, err
 				}
 				m.webhooks = append(m.webhooks, hook)
-			case "Service", "Kustomization", "Component":
+			case "Kustomization":
 			default:
 				m.others = append(m.others, o)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -19,6 +20,8 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
@@ -27,6 +30,15 @@ import (
 	"github.com/fencedlease/fencedlease/controllers"
 	"github.com/fencedlease/fencedlease/webhooks"
 )
+
+// Leader election and certificates.
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fencedlease-system,resources=leases,verbs=create
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=fencedlease-system,resources=leases,resourceNames=fencedlease,verbs=get;update
+// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=secrets,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=secrets,resourceNames=fencedlease-webhook-certificate,verbs=update
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,verbs=get;list;watch
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=fencedlease,verbs=update
 
 // Where the webhook's certificates come from.
 const (
@@ -141,7 +153,9 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	elections := rest.CopyConfig(cfg)
 	elections.QPS, elections.Burst = 10, 20
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme:                        Scheme(),
+		Scheme: Scheme(),
+		// Secrets are read in the operator's own namespace alone.
+		Cache:                         cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Secret{}: {Namespaces: map[string]cache.Config{o.Namespace: {}}}}},
 		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
 		HealthProbeBindAddress:        o.ProbeAddress,
 		LeaderElection:                o.LeaderElect,
@@ -207,6 +221,8 @@ func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, fai
 		IsReady:        certificates,
 		Webhooks:       []rotator.WebhookInfo{{Name: webhooks.ConfigurationName, Type: rotator.Validating}},
 	}); err != nil {
+		return nil, fmt.Errorf("set up the certificates: %w", err)
+	} else if err := mgr.Add(certificateFiles{mgr: mgr, secret: types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName}, dir: o.CertDir}); err != nil {
 		return nil, fmt.Errorf("set up the certificates: %w", err)
 	}
 	go func() {
