@@ -98,7 +98,7 @@ func TestApplyDefault(t *testing.T) {
 		if err != nil {
 			return false
 		}
-		defer resp.Body.Close()
+		_ = resp.Body.Close()
 		if resp.StatusCode != http.StatusOK {
 			return false
 		}
