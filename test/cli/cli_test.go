@@ -212,9 +212,11 @@ type background struct {
 	out   *lines
 }
 
-// ends awaits the end, which has to have the exit code.
+// ends awaits the end, for a minute, which has to have the exit code.
 func (b *background) ends(t *testing.T, want int) {
 	t.Helper()
+	limit := time.AfterFunc(time.Minute, func() { _ = b.Process.Kill() })
+	defer limit.Stop()
 	if err := b.Wait(); b.ProcessState.ExitCode() != want {
 		t.Fatalf("ended with %v, want exit code %d", err, want)
 	}
