@@ -1,0 +1,153 @@
+// Package pgtest starts a real PostgreSQL in a temporary folder, for tests and
+// demos.
+package pgtest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Server is a running PostgreSQL that listens on a socket alone.
+type Server struct {
+	dir string
+	cmd *exec.Cmd
+	log bytes.Buffer
+}
+
+// Start starts a server that ends with the test.
+func Start(tb testing.TB) *Server {
+	tb.Helper()
+	s, err := New(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Stop(); err != nil {
+			tb.Errorf("stop PostgreSQL: %v", err)
+		}
+	})
+	return s
+}
+
+// Program finds one of PostgreSQL's server programs, the newest version first.
+func Program(name string) (string, error) {
+	all, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
+	sort.Slice(all, func(i, j int) bool { return major(all[i]) > major(all[j]) })
+	if len(all) > 0 {
+		return all[0], nil
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	return "", fmt.Errorf("no %s found: install PostgreSQL's server (on Debian: apt-get install postgresql)", name)
+}
+
+func major(path string) int {
+	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
+	return n
+}
+
+// New starts a server that the caller stops. PostgreSQL refuses to run as
+// root: there it runs as the user postgres, or else nobody.
+func New(ctx context.Context) (_ *Server, err error) {
+	initdb, err := Program("initdb")
+	if err != nil {
+		return nil, err
+	}
+	postgres, err := Program("postgres")
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{}
+	// Not below a folder that only root may enter.
+	if s.dir, err = os.MkdirTemp("/tmp", "fence-pg-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start PostgreSQL: %w\n%s", err, s.log.String()), s.Stop())
+		}
+	}()
+	attr := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() == 0 {
+		account, err := user.Lookup("postgres")
+		if err != nil {
+			if account, err = user.Lookup("nobody"); err != nil {
+				return nil, err
+			}
+		}
+		uid, _ := strconv.Atoi(account.Uid)
+		gid, _ := strconv.Atoi(account.Gid)
+		if err := os.Chown(s.dir, uid, gid); err != nil {
+			return nil, err
+		}
+		attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	}
+	data := filepath.Join(s.dir, "data")
+	init := exec.CommandContext(ctx, initdb, "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")
+	init.SysProcAttr, init.Dir, init.Stdout, init.Stderr = attr, s.dir, &s.log, &s.log
+	if err := init.Run(); err != nil {
+		return nil, err
+	}
+	s.cmd = exec.Command(postgres, "-D", data, "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off", //nolint:noctx // it ends with Stop
+		"-c", "max_connections=200", "-c", "wal_level=logical", "-c", "deadlock_timeout=200ms")
+	s.cmd.SysProcAttr, s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = attr, s.dir, &s.log, &s.log
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	psql, err := Program("pg_isready")
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for exec.CommandContext(ctx, psql, "-q", "-h", s.dir).Run() != nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, errors.New("it does not answer")
+		}
+	}
+	return s, nil
+}
+
+// Dir is the folder of the server's socket.
+func (s *Server) Dir() string { return s.dir }
+
+// URL is the connection string of an account to a database; the account
+// postgres and the database postgres exist from the start.
+func (s *Server) URL(account, database string) string {
+	return "postgres://" + url.PathEscape(account) + "@/" + url.PathEscape(database) + "?host=" + url.QueryEscape(s.dir)
+}
+
+// Stop ends the server and removes its folder.
+func (s *Server) Stop() error {
+	var err error
+	if s.cmd != nil && s.cmd.Process != nil {
+		// Fast shutdown: it does not wait for clients.
+		err = s.cmd.Process.Signal(syscall.SIGINT)
+		done := make(chan struct{})
+		go func() { _ = s.cmd.Wait(); close(done) }()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			err = errors.Join(err, s.cmd.Process.Kill())
+			<-done
+		}
+	}
+	return errors.Join(err, os.RemoveAll(s.dir))
+}
