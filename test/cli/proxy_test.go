@@ -98,7 +98,7 @@ func TestRunProxyRefusesWritesOnceTheLeaseIsLost(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy", duration(2))
 	cmd := f.background(t, "run", "deploy", "--proxy", "--grace=20s", "--", "sh", "-c",
-		`trap 'kubectl create configmap late 2>&1; kubectl get configmaps >/dev/null && echo read; exit 0' TERM; echo ready; while :; do sleep 0.05; done`)
+		`trap 'kubectl create configmap late 2>&1; kubectl get configmaps >/dev/null && echo read; exit 0' TERM; echo ready; for i in $(seq 1200); do sleep 0.05; done`)
 	cmd.out.next(t, "ready")
 	f.deleteClaims(t)
 	cmd.out.next(t, "read")

@@ -68,7 +68,7 @@ func TestRunStopsACommandThatIgnoresTermWithAllThatItForked(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy", duration(2))
 	cmd := f.background(t, "run", "deploy", "--grace=300ms", "--", "sh", "-c",
-		`trap '' TERM; sh -c 'trap "" TERM; echo pid $$; while :; do sleep 0.1; done' & echo pid $$; while :; do sleep 0.1; done`)
+		`trap '' TERM; sh -c 'trap "" TERM; echo pid $$; for i in $(seq 600); do sleep 0.1; done' & echo pid $$; for i in $(seq 600); do sleep 0.1; done`)
 	pids := []string{cmd.out.next(t, "pid "), cmd.out.next(t, "pid ")}
 	f.deleteClaims(t)
 	cmd.ends(t, 4)
@@ -101,7 +101,7 @@ func TestRunForwardsSignalsAndReleasesAfterTheCommand(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy")
 	cmd := f.background(t, "run", "deploy", "--", "sh", "-c",
-		`trap 'echo stopping; read line; exit 9' TERM; echo ready; while :; do sleep 0.05; done`)
+		`trap 'echo stopping; read line; exit 9' TERM; echo ready; for i in $(seq 1200); do sleep 0.05; done`)
 	cmd.out.next(t, "ready")
 	cmd.send(t, syscall.SIGTERM)
 	cmd.out.next(t, "stopping")
@@ -146,7 +146,7 @@ func TestRunDoesNotWaitLongerThanAsked(t *testing.T) {
 func TestRunStopsTheCommandAfterBeingPausedPastTheLease(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy", duration(1))
-	cmd := f.background(t, "run", "deploy", "--", "sh", "-c", `echo child $$; while :; do sleep 0.1; done`)
+	cmd := f.background(t, "run", "deploy", "--", "sh", "-c", `echo child $$; for i in $(seq 600); do sleep 0.1; done`)
 	child := cmd.out.next(t, "child ")
 	cmd.send(t, syscall.SIGSTOP)
 	eventually(t, "another holder", func() bool { return f.fence(t, "acquire", "deploy", "--try").code == 0 })

@@ -44,7 +44,7 @@ func TestRunGivesTheCommandTheTerminal(t *testing.T) {
 	f := newFixture(t)
 	f.lease(t, "deploy")
 	cmd, keys := f.terminal(t, "run", "deploy", "--", "sh", "-c",
-		`trap 'echo interrupted; exit 9' INT; echo ready; read line; echo "read $line"; while :; do sleep 0.05; done`)
+		`trap 'echo interrupted; exit 9' INT; echo ready; read line; echo "read $line"; for i in $(seq 1200); do sleep 0.05; done`)
 	cmd.out.next(t, "ready")
 	fmt.Fprintln(keys, "hello")
 	cmd.out.next(t, "read hello")
