@@ -115,7 +115,7 @@ func TestStampPutsTheTokenOnTheLeasesObjectsAlone(t *testing.T) {
 	if guarded := stamp("--guard"); strings.Count(guarded, fence.AnnotationWriteID) != 2 || strings.Count(guarded, "fencedlease.io/lease: deploy") != 2 {
 		t.Fatalf("--guard printed\n%s", guarded)
 	}
-	for i, text := range []string{once, once, stamp("--salt=x")} {
+	for i, text := range []string{once, once, stamp("--salt=x"), stamp("--guard", "--salt=y")} {
 		if r := f.end(t, strings.NewReader(text), f.Assets+"/kubectl", "apply", "-f", "-"); r.code != 0 {
 			t.Fatalf("apply %d: %v", i, r)
 		}
