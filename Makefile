@@ -13,6 +13,10 @@ PACKAGES ?= ./...
 demo: control-plane ## Play the paused-worker story on a real API server
 	go run ./test/demo
 
+.PHONY: demo-sql
+demo-sql: ## Play it on a real PostgreSQL
+	go run ./test/demo/sql
+
 .PHONY: run
 run: control-plane ## Run an embedded control plane with the operator until interrupted
 	go run ./cmd/fencedlease dev
@@ -37,6 +41,10 @@ conformance: control-plane ## Print what each installation answers to each kind 
 .PHONY: fuzz
 fuzz: ## Fuzz everything that parses, 30 s each
 	hack/fuzz.sh 30s
+
+.PHONY: bench-sql
+bench-sql: ## Measure what the SQL fence costs, as ratios within one run
+	go run ./test/bench/sqlfence
 
 .PHONY: generate
 generate: ## Write deep copies and apply configurations

@@ -53,11 +53,6 @@ BEGIN
   RETURN pg_catalog.txid_current()::text;
 END $$;
 
--- Shares the marker by which a stopped holder's backend is found; it never waits.
-CREATE OR REPLACE FUNCTION fence.mark(lease text) RETURNS void LANGUAGE sql AS $$
-  SELECT pg_catalog.pg_advisory_xact_lock_shared(x'66656e63'::int, pg_catalog.hashtext(lease))
-$$;
-
 CREATE OR REPLACE FUNCTION fence.stale(lease text, token bigint, recorded bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'FL001',
@@ -81,6 +76,14 @@ DECLARE
   was text;
   ended int := 0;
 BEGIN
+  -- The usual case: the token is the recorded one, and nobody advances.
+  PERFORM FROM fence.lease l WHERE l.lease = present.lease AND l.token = present.token FOR SHARE SKIP LOCKED;
+  IF FOUND THEN
+    PERFORM pg_advisory_xact_lock_shared(x'66656e63'::int, hashtext(lease)),
+      set_config('fence.presented', fence.remember(lease, token), true);
+    RETURN;
+  END IF;
+
   IF lease IS NULL OR lease !~ '^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?$' OR length(lease) > 127 THEN
     RAISE EXCEPTION USING ERRCODE = 'FL003',
       MESSAGE = format('MalformedToken: lease %s must be namespace/name', coalesce(quote_literal(left(lease, 64)), 'NULL'));
@@ -89,14 +92,6 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'FL003',
       MESSAGE = format('MalformedToken: [%s] malformed token %s: it must be from 1 to 9007199254740991', lease, coalesce(token::text, 'NULL'));
   END IF;
-  -- The usual case: the token is the recorded one, and nobody advances.
-  SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease AND l.token = present.token FOR SHARE SKIP LOCKED;
-  IF FOUND THEN
-    PERFORM fence.mark(lease);
-    PERFORM fence.remember(lease, token);
-    RETURN;
-  END IF;
-
   SELECT s.strict, s.wait INTO reserved, usual FROM fence.setting s;
   wait := coalesce(wait, usual);
   IF wait < '1 millisecond' OR wait > '1 hour' THEN
@@ -146,9 +141,8 @@ BEGIN
       END IF;
     END;
   END LOOP;
-  PERFORM set_config('lock_timeout', was, true);
-  PERFORM fence.mark(lease);
-  PERFORM fence.remember(lease, token);
+  PERFORM pg_advisory_xact_lock_shared(x'66656e63'::int, hashtext(lease)),
+    set_config('lock_timeout', was, true), set_config('fence.presented', fence.remember(lease, token), true);
 END $$;
 
 -- The same for a token as text: only its canonical decimal form is one.
@@ -163,28 +157,23 @@ BEGIN
   PERFORM fence.present(lease, token::bigint, wait, terminate);
 END $$;
 
--- What this transaction has presented stands in a setting that ends with it.
--- Anybody may set it: the triggers compare it with the record, under lock.
-CREATE OR REPLACE FUNCTION fence.remember(lease text, token bigint) RETURNS void LANGUAGE sql AS $$
-  SELECT pg_catalog.set_config('fence.presented',
-    (coalesce(nullif(pg_catalog.current_setting('fence.presented', true), ''), '{}')::pg_catalog.jsonb
-      || pg_catalog.jsonb_build_object(lease, token))::text, true)
+-- What this transaction has presented stands in a setting that ends with it,
+-- as |lease=token|lease=token|. Anybody may set it: the triggers compare it
+-- with the record, under lock. The newest comes first.
+CREATE OR REPLACE FUNCTION fence.remember(lease text, token bigint) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT '|' || lease || '=' || token || coalesce(nullif(pg_catalog.current_setting('fence.presented', true), ''), '|')
 $$;
 
 -- Judges a write of this transaction to what a lease guards.
 CREATE OR REPLACE FUNCTION fence.check(lease text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said text := nullif(current_setting('fence.presented', true), '');
+  said text := split_part(split_part(current_setting('fence.presented', true), '|' || lease || '=', 2), '|', 1);
   token bigint;
   recorded bigint;
 BEGIN
-  IF said IS NOT NULL THEN
-    BEGIN
-      token := (said::jsonb ->> lease)::bigint;
-    EXCEPTION WHEN OTHERS THEN
-      token := NULL; -- somebody set it by hand
-    END;
+  IF said ~ '^[0-9]{1,16}$' THEN
+    token := said;
   END IF;
   IF token IS NULL THEN
     IF nullif(current_setting('fence.bypassed', true), '') IS NOT NULL
@@ -203,12 +192,10 @@ BEGIN
     END IF;
     PERFORM fence.stale(lease, token, recorded);
   END IF;
-  PERFORM fence.mark(lease);
 END $$;
 
 -- The trigger of a table that one lease guards; its argument is the lease.
-CREATE OR REPLACE FUNCTION fence.guard_table() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence.guard_table() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM fence.check(TG_ARGV[0]);
   IF TG_LEVEL = 'ROW' AND TG_OP = 'DELETE' THEN
@@ -358,7 +345,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence FROM PUBLIC;
 GRANT USAGE ON SCHEMA fence TO PUBLIC;
 GRANT SELECT ON fence.lease, fence.guarded, fence.finding TO PUBLIC;
-GRANT EXECUTE ON FUNCTION fence.version(), fence.present(text, bigint, interval, boolean), fence.present(text, text, interval, boolean),
+GRANT EXECUTE ON FUNCTION fence.version(), fence."check"(text), fence.present(text, bigint, interval, boolean), fence.present(text, text, interval, boolean),
   fence.guard(regclass, text, name), fence.unguard(regclass), fence.guard_table(), fence.guard_row() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fence.bypass(text) TO fence_bypass;
 GRANT EXECUTE ON FUNCTION fence.reset(text, bigint, text) TO fence_operator;

@@ -59,7 +59,7 @@ type database struct {
 
 func newDatabase(t *testing.T, ddl ...string) *database {
 	t.Helper()
-	once.Do(func() { server, failed = pgtest.New(context.Background()) })
+	once.Do(func() { server, failed = pgtest.New(context.Background(), pgtest.ForTests...) })
 	if failed != nil {
 		t.Fatal(failed)
 	}
@@ -220,7 +220,7 @@ func TestEveryPath(t *testing.T) {
 			defer func() { _ = tx.Rollback(context.Background()) }()
 			if token > 0 {
 				// Forged: what present would refuse stands there all the same.
-				if _, err := tx.Exec(t.Context(), fmt.Sprintf(`SELECT set_config('fence.presented', '{"%s": %d}', true)`, lease, token)); err != nil {
+				if _, err := tx.Exec(t.Context(), fmt.Sprintf(`SELECT set_config('fence.presented', '|%s=%d|', true)`, lease, token)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -26,10 +26,13 @@ type Server struct {
 	log bytes.Buffer
 }
 
+// ForTests are settings that make a server quick and forgetful.
+var ForTests = []string{"fsync=off", "max_connections=200", "wal_level=logical", "deadlock_timeout=200ms"}
+
 // Start starts a server that ends with the test.
 func Start(tb testing.TB) *Server {
 	tb.Helper()
-	s, err := New(tb.Context())
+	s, err := New(tb.Context(), ForTests...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -61,7 +64,8 @@ func major(path string) int {
 
 // New starts a server that the caller stops. PostgreSQL refuses to run as
 // root: there it runs as the user postgres, or else nobody.
-func New(ctx context.Context) (_ *Server, err error) {
+// Settings are "name=value".
+func New(ctx context.Context, settings ...string) (_ *Server, err error) {
 	initdb, err := Program("initdb")
 	if err != nil {
 		return nil, err
@@ -101,13 +105,16 @@ func New(ctx context.Context) (_ *Server, err error) {
 	if err := init.Run(); err != nil {
 		return nil, err
 	}
-	s.cmd = exec.Command(postgres, "-D", data, "-k", s.dir, "-c", "listen_addresses=", "-c", "fsync=off", //nolint:noctx // it ends with Stop
-		"-c", "max_connections=200", "-c", "wal_level=logical", "-c", "deadlock_timeout=200ms")
+	args := []string{"-D", data, "-k", s.dir, "-c", "listen_addresses="}
+	for _, setting := range settings {
+		args = append(args, "-c", setting)
+	}
+	s.cmd = exec.Command(postgres, args...) //nolint:noctx // it ends with Stop
 	s.cmd.SysProcAttr, s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = attr, s.dir, &s.log, &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
-	psql, err := Program("pg_isready")
+	ready, err := Program("pg_isready")
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +122,7 @@ func New(ctx context.Context) (_ *Server, err error) {
 	defer tick.Stop()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	for exec.CommandContext(ctx, psql, "-q", "-h", s.dir).Run() != nil {
+	for exec.CommandContext(ctx, ready, "-q", "-h", s.dir).Run() != nil {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
