@@ -11,6 +11,5 @@ import (
 )
 
 func main() {
-	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	os.Exit(fencecli.Execute(os.Args[1:], streams, clock.RealClock{}))
+	os.Exit(fencecli.Execute(os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}, clock.RealClock{}))
 }
