@@ -65,9 +65,24 @@ END $$;
 -- Errors: FL001 a newer token is recorded; FL003 no lease or token;
 -- FL004 older transactions did not end within the limit; FL005 the token is
 -- higher than the recorded one, and advancing is reserved to fence_operator.
--- With terminate, which needs the role fence_operator, the backends of older
--- transactions are ended once the limit is over.
-CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint, wait interval DEFAULT NULL, terminate boolean DEFAULT false)
+CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  -- The usual case: the token is the recorded one, and nobody advances. The
+  -- advisory lock never waits: by it a stopped holder's backend is found.
+  PERFORM FROM fence.lease l WHERE l.lease = present.lease AND l.token = present.token FOR SHARE SKIP LOCKED;
+  IF FOUND THEN
+    PERFORM pg_advisory_xact_lock_shared(1717923427, hashtext(lease)), set_config('fence.presented',
+      '|' || lease || '=' || token || coalesce(nullif(current_setting('fence.presented', true), ''), '|'), true);
+  ELSE
+    PERFORM fence.present(lease, token, NULL, false);
+  END IF;
+END $$;
+
+-- The same with a limit of its own for older transactions, NULL for the
+-- setting's. With terminate, which needs the role fence_operator, the backends
+-- of older transactions are ended once the limit is over.
+CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint, wait interval, terminate boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   recorded bigint;
@@ -76,14 +91,6 @@ DECLARE
   was text;
   ended int := 0;
 BEGIN
-  -- The usual case: the token is the recorded one, and nobody advances.
-  PERFORM FROM fence.lease l WHERE l.lease = present.lease AND l.token = present.token FOR SHARE SKIP LOCKED;
-  IF FOUND THEN
-    PERFORM pg_advisory_xact_lock_shared(x'66656e63'::int, hashtext(lease)),
-      set_config('fence.presented', fence.remember(lease, token), true);
-    RETURN;
-  END IF;
-
   IF lease IS NULL OR lease !~ '^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?$' OR length(lease) > 127 THEN
     RAISE EXCEPTION USING ERRCODE = 'FL003',
       MESSAGE = format('MalformedToken: lease %s must be namespace/name', coalesce(quote_literal(left(lease, 64)), 'NULL'));
@@ -131,7 +138,7 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
       IF terminate AND ended < 3 THEN
         PERFORM pg_terminate_backend(pid) FROM pg_locks
-          WHERE locktype = 'advisory' AND classid = x'66656e63'::int::oid AND objid = (hashtext(present.lease)::bigint & 4294967295)::oid AND objsubid = 2
+          WHERE locktype = 'advisory' AND classid = 1717923427 AND objid = (hashtext(present.lease)::bigint & 4294967295)::oid AND objsubid = 2
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid();
         ended := ended + 1;
         wait := '1 second';
@@ -141,28 +148,23 @@ BEGIN
       END IF;
     END;
   END LOOP;
-  PERFORM pg_advisory_xact_lock_shared(x'66656e63'::int, hashtext(lease)),
-    set_config('lock_timeout', was, true), set_config('fence.presented', fence.remember(lease, token), true);
+  -- What this transaction has presented stands in a setting that ends with it,
+  -- as |lease=token|lease=token|, the newest first. Anybody may set it: the
+  -- triggers compare it with the record, under lock.
+  PERFORM pg_advisory_xact_lock_shared(1717923427, hashtext(lease)), set_config('lock_timeout', was, true),
+    set_config('fence.presented', '|' || lease || '=' || token || coalesce(nullif(current_setting('fence.presented', true), ''), '|'), true);
 END $$;
 
 -- The same for a token as text: only its canonical decimal form is one.
-CREATE OR REPLACE FUNCTION fence.present(lease text, token text, wait interval DEFAULT NULL, terminate boolean DEFAULT false)
-RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence.present(lease text, token text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   IF token IS NULL OR token !~ '^[1-9][0-9]{0,15}$' OR token::bigint > 9007199254740991 THEN
     RAISE EXCEPTION USING ERRCODE = 'FL003',
       MESSAGE = format('MalformedToken: [%s] malformed token %s: it must be decimal digits from 1 to 9007199254740991, with no sign, blank or leading zero',
         left(lease, 127), coalesce(quote_literal(left(token, 24)), 'NULL'));
   END IF;
-  PERFORM fence.present(lease, token::bigint, wait, terminate);
+  PERFORM fence.present(lease, token::bigint);
 END $$;
-
--- What this transaction has presented stands in a setting that ends with it,
--- as |lease=token|lease=token|. Anybody may set it: the triggers compare it
--- with the record, under lock. The newest comes first.
-CREATE OR REPLACE FUNCTION fence.remember(lease text, token bigint) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT '|' || lease || '=' || token || coalesce(nullif(pg_catalog.current_setting('fence.presented', true), ''), '|')
-$$;
 
 -- Judges a write of this transaction to what a lease guards.
 CREATE OR REPLACE FUNCTION fence.check(lease text) RETURNS void
@@ -345,7 +347,7 @@ REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence FROM PUBLIC;
 GRANT USAGE ON SCHEMA fence TO PUBLIC;
 GRANT SELECT ON fence.lease, fence.guarded, fence.finding TO PUBLIC;
-GRANT EXECUTE ON FUNCTION fence.version(), fence."check"(text), fence.present(text, bigint, interval, boolean), fence.present(text, text, interval, boolean),
+GRANT EXECUTE ON FUNCTION fence.version(), fence."check"(text), fence.present(text, bigint), fence.present(text, bigint, interval, boolean), fence.present(text, text),
   fence.guard(regclass, text, name), fence.unguard(regclass), fence.guard_table(), fence.guard_row() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fence.bypass(text) TO fence_bypass;
 GRANT EXECUTE ON FUNCTION fence.reset(text, bigint, text) TO fence_operator;

@@ -677,7 +677,7 @@ func TestRoles(t *testing.T) {
 		`SELECT fence.bypass('please')`, `SELECT fence.reset('shop/orders', 1, 'please')`, `UPDATE fence.setting SET strict = false`,
 		`INSERT INTO fence.audit (transaction, account, action, reason) VALUES (txid_current()::text, 'x', 'bypass', 'x')`,
 		`ALTER TABLE orders DISABLE TRIGGER ALL`, `DROP TRIGGER fence_write ON orders`, `SELECT fence.unguard('orders')`,
-		`SET session_replication_role = replica`, `SELECT fence.remember('shop/orders', 1)`,
+		`SET session_replication_role = replica`,
 	} {
 		if _, err := app.Exec(t.Context(), statement); code(err) != "42501" {
 			t.Errorf("%s: %v, want that it is not permitted", statement, err)
