@@ -295,10 +295,13 @@ BEGIN
     WITH RECURSIVE tree AS (SELECT relation::oid AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid)
     SELECT oid::regclass FROM tree ORDER BY oid = relation DESC
   LOOP
-    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = target AND tgname = 'fence_write' AND tgparentid = 0) THEN
+    -- The root comes first, and takes its clones along.
+    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = target AND tgname = 'fence_write') THEN
       EXECUTE format('DROP TRIGGER fence_write ON %s', target);
     END IF;
-    EXECUTE format('DROP TRIGGER IF EXISTS fence_truncate ON %s', target);
+    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = target AND tgname = 'fence_truncate') THEN
+      EXECUTE format('DROP TRIGGER fence_truncate ON %s', target);
+    END IF;
   END LOOP;
 END $$;
 
