@@ -1,9 +1,11 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -36,19 +38,23 @@ type leaseReconciler struct {
 	table    *leaseTable
 	// finished counts the time to live of finished claims, delays the
 	// hand-over delay of leases, waited the age of claims in the queue: all
-	// from when this process first saw the cause.
-	finished, delays, waited *renewals
+	// from when this process first saw the cause. vacant counts the time that
+	// a lease with claims in its queue has no holder.
+	finished, delays, waited, vacant *renewals
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *leaseReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	result, err := r.reconcile(ctx, req.NamespacedName)
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || errors.Is(err, errBehind) {
 		// Somebody was faster, or the cache is behind: look again.
 		return ctrl.Result{RequeueAfter: 20 * time.Millisecond}, nil
 	}
 	return result, err
 }
+
+// errBehind is that the cache is known to lack what was written already.
+var errBehind = errors.New("the cache is behind")
 
 func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedName) (ctrl.Result, error) {
 	all := &v1alpha1.LeaseClaimList{}
@@ -57,7 +63,7 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 	}
 	current := &v1alpha1.FencedLease{}
 	if err := r.client.Get(ctx, key, current); apierrors.IsNotFound(err) {
-		return r.withoutLease(ctx, all)
+		return r.withoutLease(ctx, key, all)
 	} else if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -79,6 +85,9 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 			s.claims = append(s.claims, c)
 		}
 	}
+	if err := r.findHolder(ctx, &s, all.Items); err != nil {
+		return ctrl.Result{}, err
+	}
 	if err := r.mark(ctx, s.lease); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -86,12 +95,24 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	p := decide(s)
+	p, err := r.decide(ctx, &s)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
 	lease, retry, err := r.carryOut(ctx, s, &p)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	next = sooner(next, retry)
+	// The holder is told first, then who came first: places are given in the
+	// order of arrival, wherever this ends.
+	rank := func(c *v1alpha1.LeaseClaim) int64 {
+		if holdsClaim(lease, c) {
+			return 0
+		}
+		return p.ticket(c)
+	}
+	slices.SortFunc(s.claims, func(a, b *v1alpha1.LeaseClaim) int { return cmp.Compare(rank(a), rank(b)) })
 	for _, c := range s.claims {
 		wait, err := r.tell(ctx, lease, c, p)
 		if err != nil {
@@ -100,6 +121,44 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 		next = sooner(next, wait)
 	}
 	return ctrl.Result{RequeueAfter: sooner(next, p.delay)}, nil
+}
+
+// findHolder adds the holder's claim where the cache does not show it yet:
+// nobody counts as gone before the API server says so.
+func (r *leaseReconciler) findHolder(ctx context.Context, s *situation, cached []v1alpha1.LeaseClaim) error {
+	holder := s.lease.Status.Holder
+	if holder == nil || holder.ClaimName == "" ||
+		slices.ContainsFunc(cached, func(c v1alpha1.LeaseClaim) bool { return string(c.UID) == holder.ClaimUID }) {
+		return nil
+	}
+	c := &v1alpha1.LeaseClaim{}
+	err := r.live.Get(ctx, client.ObjectKey{Namespace: s.lease.Namespace, Name: holder.ClaimName}, c)
+	if err == nil && string(c.UID) == holder.ClaimUID && c.DeletionTimestamp.IsZero() {
+		s.claims = append(s.claims, c)
+	}
+	return client.IgnoreNotFound(err)
+}
+
+// decide plans on what the cache shows, but for who is granted next: that
+// claim is read again, and left out where it is released, finished or was
+// granted before.
+func (r *leaseReconciler) decide(ctx context.Context, s *situation) (plan, error) {
+	for {
+		p := decide(*s)
+		if !p.issue || p.holder.ClaimUID == "" {
+			return p, nil
+		}
+		now := &v1alpha1.LeaseClaim{}
+		err := r.live.Get(ctx, client.ObjectKey{Namespace: s.lease.Namespace, Name: p.holder.ClaimName}, now)
+		if client.IgnoreNotFound(err) != nil {
+			return plan{}, err
+		}
+		if err == nil && string(now.UID) == p.holder.ClaimUID && now.DeletionTimestamp.IsZero() && !finished(now) &&
+			(now.Status.Token == 0 || holdsClaim(s.lease, now)) {
+			return p, nil
+		}
+		s.claims = slices.DeleteFunc(s.claims, func(c *v1alpha1.LeaseClaim) bool { return string(c.UID) == p.holder.ClaimUID })
+	}
 }
 
 // observe fills in who lapsed, and gives when to look again. Before anybody
@@ -173,10 +232,27 @@ func (r *leaseReconciler) observeNative(ctx context.Context, s *situation, name 
 func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (lease *v1alpha1.FencedLease, retry time.Duration, err error) {
 	lease = s.lease.DeepCopy()
 	ready := metav1.Condition{Type: v1alpha1.FencedLeaseReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonReady, Message: "tokens can be issued"}
-	if _, err := nextToken(lease, 0); err != nil {
+	var floor fence.Token
+	if s.lease.Status.Token == 0 {
+		floor, err = r.floor.read(ctx)
+	}
+	if err == nil {
+		_, err = nextToken(lease, floor)
+	}
+	if err != nil {
 		ready = notReady(err)
+		if ready.Reason == "" {
+			return nil, 0, err
+		}
+		if ready.Reason == v1alpha1.ReasonFloorUnavailable {
+			retry = cannotRetry
+		}
 	} else if ref := lease.Spec.LeaseRef; ref != nil && s.native == nil {
 		ready = notReady(&cannotIssueError{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
+	}
+	handsOver := s.lease.Status.Token > 0 && (s.lease.Status.Holder == nil || p.left != "") && (p.issue || p.delayed)
+	if handsOver {
+		r.vacant.see(lease.UID, "")
 	}
 	if p.issue || p.revoke {
 		start := r.clock.Now()
@@ -185,7 +261,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 				issueTime.Observe(r.clock.Since(start).Seconds())
 			}
 		}()
-		token, incomplete, err := r.reserve(ctx, lease, s.lease.Status.Token == 0)
+		token, incomplete, err := r.reserve(ctx, lease, floor)
 		var cannot *cannotIssueError
 		switch {
 		case errors.As(err, &cannot):
@@ -220,6 +296,10 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 	}
 	if err := r.client.Status().Update(ctx, lease); err != nil {
 		return nil, 0, err
+	}
+	if handsOver && p.issue {
+		handoverTime.Observe(r.vacant.see(lease.UID, "").Seconds())
+		r.vacant.forget(lease.UID)
 	}
 	r.announce(s, *p, lease)
 	if p.issue || p.revoke {
@@ -273,13 +353,7 @@ func heldOf(lease *v1alpha1.FencedLease, p plan) metav1.Condition {
 // reserve writes the next token where a crash cannot lose it, and seals what
 // the lease seals. Then the token is ready to be published; incomplete names
 // what was not sealed in time where the lease goes on without.
-func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, first bool) (token fence.Token, incomplete string, err error) {
-	var floor fence.Token
-	if first {
-		if floor, err = r.floor.read(ctx); err != nil {
-			return 0, "", err
-		}
-	}
+func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, floor fence.Token) (token fence.Token, incomplete string, err error) {
 	if token, err = nextToken(lease, floor); err != nil {
 		return 0, "", err
 	}
@@ -305,13 +379,18 @@ func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLea
 	return token, incomplete, err
 }
 
+// guardedNamespaces are those where objects may name the lease; "*" is all.
+func guardedNamespaces(lease *v1alpha1.FencedLease) []string {
+	return append([]string{lease.Namespace}, lease.Spec.AllowedNamespaces...)
+}
+
 // mark labels the namespaces where the lease guards objects, so that the
 // fence looks at requests there that carry no label of the object's.
 func (r *leaseReconciler) mark(ctx context.Context, lease *v1alpha1.FencedLease) error {
-	for _, name := range append([]string{lease.Namespace}, lease.Spec.AllowedNamespaces...) {
+	for _, name := range guardedNamespaces(lease) {
 		namespace := &corev1.Namespace{}
 		if err := r.client.Get(ctx, client.ObjectKey{Name: name}, namespace); apierrors.IsNotFound(err) {
-			continue // "*", or not there yet
+			continue // "*", or not there yet: its creation leads back here
 		} else if err != nil {
 			return err
 		}
@@ -332,45 +411,59 @@ func (r *leaseReconciler) tell(ctx context.Context, lease *v1alpha1.FencedLease,
 	if finished(c) {
 		return r.expire(ctx, c)
 	}
-	before := c.DeepCopy()
-	c = c.DeepCopy()
-	held := metav1.Condition{Type: v1alpha1.LeaseClaimHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting}
+	if equality.Semantic.DeepEqual(r.statusOf(lease, c, p), c.Status) {
+		return 0, nil
+	}
+	now := &v1alpha1.LeaseClaim{}
+	switch err := r.live.Get(ctx, client.ObjectKeyFromObject(c), now); {
+	case apierrors.IsNotFound(err) || err == nil && now.UID != c.UID:
+		return 0, nil // released meanwhile
+	case err != nil:
+		return 0, err
+	case finished(now):
+		return r.expire(ctx, now)
+	case lease.UID != "" && now.Status.Token > lease.Status.Token && p.finish[c.UID].reason == "":
+		return 0, errBehind
+	}
+	before := now.DeepCopy()
+	now.Status = r.statusOf(lease, now, p)
+	if equality.Semantic.DeepEqual(now.Status, before.Status) {
+		return 0, nil
+	}
+	err := r.client.Status().Patch(ctx, now, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err == nil && finished(now) {
+		return r.expire(ctx, now)
+	}
+	return 0, err
+}
+
+// statusOf is what a claim's status has to be. What it says of a claim in the
+// queue is the same whoever holds: a hand-over writes no claim but the two
+// that it concerns.
+func (r *leaseReconciler) statusOf(lease *v1alpha1.FencedLease, c *v1alpha1.LeaseClaim, p plan) v1alpha1.LeaseClaimStatus {
+	status := *c.Status.DeepCopy()
+	held := metav1.Condition{
+		Type: v1alpha1.LeaseClaimHeld, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonWaiting,
+		Message: "in the queue: the lease's status tells who holds it, and whether it is ready",
+	}
 	end, ends := p.finish[c.UID]
 	switch {
 	case holdsClaim(lease, c):
 		held.Status, held.Reason, held.Message = metav1.ConditionTrue, v1alpha1.ReasonGranted, fmt.Sprintf("holds the lease with token %d", lease.Status.Token)
-		c.Status.Token, c.Status.AcquireTime = lease.Status.Token, lease.Status.Holder.AcquireTime
+		status.Token, status.AcquireTime = lease.Status.Token, lease.Status.Holder.AcquireTime
 	case ends:
 		held.Reason, held.Message = end.reason, end.message
-	case lease.Status.Holder != nil:
-		held.Message = fmt.Sprintf("%q holds the lease", lease.Status.Holder.Identity)
-	case p.delayed:
-		held.Message = "the last holder lapsed, and handoverDelaySeconds runs"
-	default:
-		held.Message = "the lease is not ready: see its conditions"
+	case lease.UID == "":
+		held.Message = fmt.Sprintf("FencedLease %s does not exist in this namespace: the claim waits for it", c.Spec.LeaseName)
 	}
-	if c.Status.Ticket == 0 {
-		c.Status.Ticket = p.tickets[c.UID]
+	if status.Ticket == 0 {
+		status.Ticket = p.tickets[c.UID]
 	}
-	held.ObservedGeneration = 0 // renewals raise the generation, and change nothing here
-	setCondition(&c.Status.Conditions, held, r.clock)
-	if equality.Semantic.DeepEqual(c.Status, before.Status) {
-		return 0, nil
-	}
-	// Renewals move the resourceVersion and must not get in the way of an
-	// answer; an end is judged on the renewals it knows of.
-	patch := client.MergeFrom(before)
-	if ends {
-		patch = client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	}
-	err := r.client.Status().Patch(ctx, c, patch)
-	if apierrors.IsNotFound(err) {
-		return 0, nil // released meanwhile
-	}
-	if err == nil && ends {
-		return r.expire(ctx, c)
-	}
-	return 0, err
+	setCondition(&status.Conditions, held, r.clock)
+	return status
 }
 
 // expire removes a finished claim once its time to live is over, counted from
@@ -392,7 +485,15 @@ func (r *leaseReconciler) expire(ctx context.Context, c *v1alpha1.LeaseClaim) (t
 }
 
 // withoutLease answers claims of a lease that does not exist.
-func (r *leaseReconciler) withoutLease(ctx context.Context, claims *v1alpha1.LeaseClaimList) (ctrl.Result, error) {
+func (r *leaseReconciler) withoutLease(ctx context.Context, key types.NamespacedName, claims *v1alpha1.LeaseClaimList) (ctrl.Result, error) {
+	if len(claims.Items) == 0 {
+		return ctrl.Result{}, nil
+	}
+	if err := r.live.Get(ctx, key, &v1alpha1.FencedLease{}); err == nil {
+		return ctrl.Result{}, errBehind
+	} else if !apierrors.IsNotFound(err) {
+		return ctrl.Result{}, err
+	}
 	var next time.Duration
 	for i := range claims.Items {
 		c := &claims.Items[i]

@@ -17,6 +17,10 @@ var (
 		Name: "fencedlease_token_issue_seconds", Help: "Time from the decision to grant until the token is published: reserve, seal, publish.",
 		Buckets: prometheus.ExponentialBuckets(0.002, 3, 10),
 	})
+	handoverTime = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "fencedlease_handover_seconds", Help: "Time from when a lease was first seen to have a claim in its queue and no holder any more, until the next token is published.",
+		Buckets: prometheus.ExponentialBuckets(0.005, 4, 10),
+	})
 )
 
-func init() { metrics.Registry.MustRegister(tokensIssued, queueAge, issueTime) }
+func init() { metrics.Registry.MustRegister(tokensIssued, queueAge, issueTime, handoverTime) }

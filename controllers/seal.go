@@ -73,7 +73,7 @@ func (s *sealer) kind(ctx context.Context, lease *v1alpha1.FencedLease, resource
 	if err != nil {
 		return err
 	}
-	namespaces := append([]string{lease.Namespace}, lease.Spec.AllowedNamespaces...)
+	namespaces := guardedNamespaces(lease)
 	if slices.Contains(namespaces, "*") {
 		namespaces = []string{metav1.NamespaceAll}
 	} else if mapping.Scope.Name() == meta.RESTScopeNameRoot {

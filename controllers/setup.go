@@ -14,18 +14,22 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
 )
 
 // +kubebuilder:rbac:groups=fencedlease.io,resources=fencedleases,verbs=get;list;watch;update
@@ -39,8 +43,9 @@ import (
 // +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=configmaps,resourceNames=fencedlease-floor;fencedlease-table,verbs=get;update
 
 const (
-	claimsByLease = "spec.leaseName"
-	leasesByRef   = "spec.leaseRef.name"
+	claimsByLease     = "spec.leaseName"
+	leasesByRef       = "spec.leaseRef.name"
+	leasesByNamespace = "spec.allowedNamespaces"
 )
 
 // Options are what the controllers need besides the manager.
@@ -77,6 +82,11 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	}); err != nil {
 		return fmt.Errorf("index leases: %w", err)
 	}
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.FencedLease{}, leasesByNamespace, func(o client.Object) []string {
+		return guardedNamespaces(o.(*v1alpha1.FencedLease))
+	}); err != nil {
+		return fmt.Errorf("index leases: %w", err)
+	}
 	table := newLeaseTable(mgr, o.OperatorNamespace)
 	if err := table.setup(mgr); err != nil {
 		return fmt.Errorf("set up the lease table: %w", err)
@@ -84,7 +94,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	r := &leaseReconciler{
 		table:  table,
 		client: writer, live: mgr.GetAPIReader(), clock: o.Clock, events: mgr.GetEventRecorder("fencedlease"),
-		renewals: newRenewals(o.Clock), finished: newRenewals(o.Clock), delays: newRenewals(o.Clock), waited: newRenewals(o.Clock),
+		renewals: newRenewals(o.Clock), finished: newRenewals(o.Clock), delays: newRenewals(o.Clock), waited: newRenewals(o.Clock), vacant: newRenewals(o.Clock),
 		floor: &floor{client: writer, live: mgr.GetAPIReader(), namespace: o.OperatorNamespace},
 		seal:  &sealer{client: writer, live: mgr.GetAPIReader()},
 	}
@@ -92,19 +102,31 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		Named("fencedlease").
 		For(&v1alpha1.FencedLease{}).
 		Watches(&v1alpha1.LeaseClaim{}, r.claimEvents()).
-		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, native client.Object) []reconcile.Request {
-			leases := &v1alpha1.FencedLeaseList{}
-			if err := mgr.GetClient().List(ctx, leases, client.InNamespace(native.GetNamespace()), client.MatchingFields{leasesByRef: native.GetName()}); err != nil {
-				return nil
-			}
-			var requests []reconcile.Request
-			for i := range leases.Items {
-				requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&leases.Items[i])})
-			}
-			return requests
+		Watches(&coordinationv1.Lease{}, leasesOf(mgr.GetClient(), func(native client.Object) []client.ListOption {
+			return []client.ListOption{client.InNamespace(native.GetNamespace()), client.MatchingFields{leasesByRef: native.GetName()}}
 		})).
+		Watches(&corev1.Namespace{}, leasesOf(mgr.GetClient(), func(namespace client.Object) []client.ListOption {
+			return []client.ListOption{client.MatchingFields{leasesByNamespace: namespace.GetName()}}
+		}), builder.WithPredicates(predicate.NewPredicateFuncs(func(namespace client.Object) bool {
+			return namespace.GetLabels()[fence.LabelNamespaceMark] != "true"
+		}))).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).
 		Complete(r)
+}
+
+// leasesOf looks at the leases that an event of another kind concerns.
+func leasesOf(reader client.Reader, which func(client.Object) []client.ListOption) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		leases := &v1alpha1.FencedLeaseList{}
+		if err := reader.List(ctx, leases, which(o)...); err != nil {
+			return nil
+		}
+		var requests []reconcile.Request
+		for i := range leases.Items {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&leases.Items[i])})
+		}
+		return requests
+	})
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]

@@ -258,7 +258,7 @@ func TestRestoredMetadata(t *testing.T) {
 	}{
 		"ahead of the store":        {last: "4000000000000"},
 		"at the most":               {last: "4503599627370496"},
-		"above what can be":         {last: "4503599627370497", reason: v1alpha1.ReasonInvalidLastToken},
+		"above what can be":         {last: "9007199254740000", reason: v1alpha1.ReasonInvalidLastToken},
 		"not a token":               {last: "0x2a", reason: v1alpha1.ReasonInvalidLastToken},
 		"with blanks":               {last: " 42", reason: v1alpha1.ReasonInvalidLastToken},
 		"empty":                     {last: "", reason: v1alpha1.ReasonInvalidLastToken},
