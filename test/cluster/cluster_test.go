@@ -1,0 +1,214 @@
+// Package cluster tests the fence beside the real kube-controller-manager: the
+// control plane is never hindered, and nobody else slips through.
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	crclient "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/client"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/test/env"
+)
+
+func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
+
+var whole = env.Shared(env.Options{Operator: true, Webhook: true, Policy: true, ControllerManager: true})
+
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(time.Minute)
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("waited a minute until %s", what)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// acquire makes a lease and holds it as the administrator; c presents its
+// token on every write.
+func acquire(t *testing.T, e *env.Environment, namespace string) (held *client.Held, c crclient.Client) {
+	t.Helper()
+	must(t, e.Admin.Create(t.Context(), &v1alpha1.FencedLease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}, Spec: v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 60},
+	}))
+	held, err := client.Acquire(t.Context(), e.Config, namespace, "main", client.WithIdentity("holder"))
+	must(t, err)
+	cfg, err := client.Config(t.Context(), e.Config, held)
+	must(t, err)
+	c, err = crclient.New(cfg, crclient.Options{Scheme: e.Scheme})
+	must(t, err)
+	return held, c
+}
+
+func deployment(namespace string) *appsv1.Deployment {
+	labels := map[string]string{"app": "web", fence.LabelLease: "main"}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", Labels: map[string]string{fence.LabelLease: "main"}},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			// The guard label on the template too: ReplicaSets and Pods are guarded.
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}},
+		},
+	}
+}
+
+func TestGuardedDeploymentLives(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	held, c := acquire(t, e, namespace)
+	d := deployment(namespace)
+	must(t, c.Create(t.Context(), d))
+
+	pods := &corev1.PodList{}
+	count := func(n int) func() bool {
+		return func() bool {
+			must(t, e.Admin.List(t.Context(), pods, crclient.InNamespace(namespace), crclient.MatchingLabels{"app": "web"}))
+			live := 0
+			for _, pod := range pods.Items {
+				if pod.DeletionTimestamp.IsZero() {
+					live++
+				}
+			}
+			return live == n
+		}
+	}
+	await(t, "it has its Pod", count(1))
+	must(t, c.Patch(t.Context(), d, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"registry.example.com/c:2"}]}}}}`))))
+	await(t, "a second ReplicaSet is rolled out", func() bool {
+		sets := &appsv1.ReplicaSetList{}
+		must(t, e.Admin.List(t.Context(), sets, crclient.InNamespace(namespace)))
+		return len(sets.Items) == 2
+	})
+	generation := func() int64 {
+		now := deployment(namespace)
+		must(t, e.Admin.Get(t.Context(), crclient.ObjectKeyFromObject(now), now))
+		return now.Generation
+	}
+	before := generation()
+	must(t, e.Admin.Patch(t.Context(), d, crclient.RawPatch(types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d",%q:"again"}}}`, fence.AnnotationToken, held.Token(), fence.AnnotationWriteID))))
+	// Any changed annotation of a Deployment moves its generation, once; it
+	// starts no roll-out.
+	if after := generation(); after != before+1 {
+		t.Errorf("a record moved the generation from %d to %d", before, after)
+	}
+	sets := &appsv1.ReplicaSetList{}
+	must(t, e.Admin.List(t.Context(), sets, crclient.InNamespace(namespace)))
+	if len(sets.Items) != 2 {
+		t.Errorf("a record rolled out: %d ReplicaSets", len(sets.Items))
+	}
+
+	// The autoscaler's own account scales, a person does not.
+	scale := func(cfg *rest.Config, replicas int32) error {
+		w, err := crclient.New(cfg, crclient.Options{Scheme: e.Scheme})
+		must(t, err)
+		return w.SubResource("scale").Update(t.Context(), d, crclient.WithSubResourceBody(&autoscalingv1.Scale{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}))
+	}
+	must(t, scale(e.UserConfig(t, "system:serviceaccount:kube-system:horizontal-pod-autoscaler", "system:masters"), 3))
+	if reason, _ := client.Reason(scale(e.UserConfig(t, "person", "system:masters"), 5)); reason != fence.Unstamped {
+		t.Errorf("a person scales: %s", reason)
+	}
+	await(t, "it has three Pods and those of the roll-out", func() bool { return count(3)() || count(4)() })
+
+	// A node reports the status of its guarded Pod.
+	node := e.User(t, "system:node:n1", "system:nodes", "system:masters")
+	pod := pods.Items[0].DeepCopy()
+	must(t, node.Status().Patch(t.Context(), pod, crclient.RawPatch(types.MergePatchType, []byte(`{"status":{"reason":"seen"}}`))))
+
+	// The holder deletes, and the garbage collector takes what belongs to it.
+	must(t, c.Delete(t.Context(), d, crclient.PropagationPolicy(metav1.DeletePropagationForeground)))
+	await(t, "everything is gone", func() bool {
+		sets := &appsv1.ReplicaSetList{}
+		must(t, e.Admin.List(t.Context(), sets, crclient.InNamespace(namespace)))
+		must(t, e.Admin.List(t.Context(), pods, crclient.InNamespace(namespace)))
+		err := e.Admin.Get(t.Context(), crclient.ObjectKeyFromObject(d), deployment(namespace))
+		return len(sets.Items) == 0 && len(pods.Items) == 0 && apierrors.IsNotFound(err)
+	})
+}
+
+// TestNamespaceGoes: a namespace full of guarded objects, leases and claims is
+// deleted, and so is one that never had any.
+func TestNamespaceGoes(t *testing.T) {
+	e := whole(t)
+	full, empty := e.Namespace(t), e.Namespace(t)
+	_, c := acquire(t, e, full)
+	must(t, c.Create(t.Context(), deployment(full)))
+	for i := range 20 {
+		must(t, e.Admin.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: full, Name: fmt.Sprintf("guarded-%d", i), Labels: map[string]string{fence.LabelLease: "main"}}}))
+		must(t, e.Admin.Create(t.Context(), &v1alpha1.LeaseClaim{ObjectMeta: metav1.ObjectMeta{Namespace: full, Name: fmt.Sprintf("waiting-%d", i)}, Spec: v1alpha1.LeaseClaimSpec{LeaseName: "main"}}))
+	}
+	for _, name := range []string{full, empty} {
+		must(t, e.Admin.Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	for _, name := range []string{full, empty} {
+		await(t, "namespace "+name+" is gone", func() bool {
+			return apierrors.IsNotFound(e.Admin.Get(t.Context(), crclient.ObjectKey{Name: name}, &corev1.Namespace{}))
+		})
+	}
+}
+
+// TestPodGoesAndReleases: a claim that a Pod owns goes with it, and the next
+// one is granted without a lapse.
+func TestPodGoesAndReleases(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	must(t, e.Admin.Create(t.Context(), &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}, Spec: v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 86400}}))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "worker"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}}
+	must(t, e.Admin.Create(t.Context(), pod))
+	_, err := client.Acquire(t.Context(), e.Config, namespace, "main", client.WithOwnerPod(pod.Name, pod.UID))
+	must(t, err)
+	must(t, e.Admin.Delete(t.Context(), pod, crclient.GracePeriodSeconds(0)))
+	b, err := client.Acquire(t.Context(), e.Config, namespace, "main", client.WithWait(time.Minute))
+	must(t, err)
+	must(t, b.Release(t.Context()))
+}
+
+// TestDeleteCollectionByAPerson stops at guarded objects, and removes the rest
+// as Kubernetes defines it.
+func TestDeleteCollectionByAPerson(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	acquire(t, e, namespace)
+	for _, name := range []string{"guarded", "plain"} {
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		if name == "guarded" {
+			cm.Labels = map[string]string{fence.LabelLease: "main"}
+		}
+		must(t, e.Admin.Create(t.Context(), cm))
+	}
+	person := e.UserConfig(t, "person", "system:masters")
+	_, errOut, err := e.Kubectl(t, person, "", "delete", "configmaps", "--all", "-n", namespace)
+	if err == nil || !strings.Contains(errOut, string(fence.Unstamped)) {
+		t.Errorf("%v: %s", err, errOut)
+	}
+	must(t, e.Admin.Get(t.Context(), crclient.ObjectKey{Namespace: namespace, Name: "guarded"}, &corev1.ConfigMap{}))
+	await(t, "the plain one is gone", func() bool {
+		return apierrors.IsNotFound(e.Admin.Get(t.Context(), crclient.ObjectKey{Namespace: namespace, Name: "plain"}, &corev1.ConfigMap{}))
+	})
+}
