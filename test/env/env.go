@@ -388,7 +388,8 @@ func (e *Environment) Kubectl(tb testing.TB, cfg *rest.Config, stdin string, arg
 	}
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(tb.Context(), filepath.Join(e.Assets, "kubectl"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	// kubectl edit changes what it is given.
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBE_EDITOR=sed -i s/registry.example.com/elsewhere.example.com/")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
 	err = cmd.Run()
 	return out.String(), errOut.String(), err

@@ -1,0 +1,146 @@
+// Package kubectl tests what people do with the real kubectl to a guarded
+// object, as docs/kubectl.md says it.
+package kubectl
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/test/env"
+)
+
+func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
+
+var installed = env.Shared(env.Options{Webhook: true, Policy: true})
+
+// issue makes token the current one, held by identity.
+func issue(t *testing.T, e *env.Environment, lease *v1alpha1.FencedLease, token int64, identity string) {
+	t.Helper()
+	lease.Status.Token, lease.Status.Holder = token, &v1alpha1.Holder{ClaimName: identity, ClaimUID: "uid-" + identity, Identity: identity}
+	if err := e.Admin.Status().Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKubectl(t *testing.T) {
+	const manifest = `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","labels":{"fencedlease.io/lease":"main"}},
+"spec":{"replicas":2,"selector":{"matchLabels":{"app":"web"}},"template":{"metadata":{"labels":{"app":"web"}},"spec":{"containers":[{"name":"c","image":"registry.example.com/c:2"}]}}}}`
+	as := func(extra string) []string {
+		return []string{"--as=person", "--as-group=system:masters", "--as-user-extra=" + extra}
+	}
+	token, bypass := as(fence.ExtraToken+"=42"), as(fence.ExtraBypass+"=incident 7")
+	join := func(parts ...any) (args []string) {
+		for _, p := range parts {
+			switch p := p.(type) {
+			case string:
+				args = append(args, strings.Fields(p)...)
+			case []string:
+				args = append(args, p...)
+			}
+		}
+		return args
+	}
+	for name, c := range map[string]struct {
+		args  []string
+		stdin string
+		says  string // empty where it passes
+		warns string
+	}{
+		"apply":                         {args: join("apply -f -"), stdin: manifest, says: "Unstamped"},
+		"apply --server-side":           {args: join("apply --server-side --force-conflicts -f -"), stdin: manifest, says: "Unstamped"},
+		"apply of a file saved before":  {args: join("apply -f SAVED"), says: "StaleToken"},
+		"replace by a file saved":       {args: join("replace -f SAVED"), says: "StaleToken"},
+		"replace --force":               {args: join("replace --force -f -"), stdin: manifest, says: "Unstamped"},
+		"edit":                          {args: join("edit deployment web"), says: "Unstamped"},
+		"patch, merge":                  {args: join("patch deployment web --type=merge -p", []string{`{"spec":{"replicas":3}}`}), says: "Unstamped"},
+		"patch, strategic":              {args: join("patch deployment web -p", []string{`{"spec":{"replicas":3}}`}), says: "Unstamped"},
+		"patch, JSON":                   {args: join("patch deployment web --type=json -p", []string{`[{"op":"replace","path":"/spec/replicas","value":3}]`}), says: "Unstamped"},
+		"annotate":                      {args: join("annotate deployment web a=b"), says: "Unstamped"},
+		"label":                         {args: join("label deployment web a=b"), says: "Unstamped"},
+		"taking the label off":          {args: join("label deployment web fencedlease.io/lease-"), says: "FenceRemoved"},
+		"pointing the label elsewhere":  {args: join("label deployment web --overwrite fencedlease.io/lease=mine"), says: "FenceRemoved"},
+		"taking the record off":         {args: join("annotate deployment web fencedlease.io/token-"), says: "Unstamped"},
+		"scale":                         {args: join("scale deployment web --replicas=3"), says: "Unstamped"},
+		"rollout restart":               {args: join("rollout restart deployment web"), says: "Unstamped"},
+		"set image":                     {args: join("set image deployment web c=registry.example.com/c:3"), says: "Unstamped"},
+		"delete":                        {args: join("delete deployment web --wait=false"), says: "Unstamped"},
+		"dry-run":                       {args: join("scale deployment web --replicas=3 --dry-run=server"), says: "Unstamped"},
+		"diff changes nothing":          {args: join("diff -f -"), stdin: manifest, says: "Unstamped"},
+		"get":                           {args: join("get deployment web")},
+		"apply that changes nothing":    {args: join("apply --server-side --field-manager=kubectl-create -f SAME")},
+		"scale with the token":          {args: join("scale deployment web --replicas=3", token)},
+		"patch with the token":          {args: join("patch deployment web -p", []string{`{"spec":{"replicas":3}}`}, token)},
+		"delete with the token":         {args: join("delete deployment web --wait=false", token)},
+		"scale with a stale token":      {args: join("scale deployment web --replicas=3", as(fence.ExtraToken+"=41")), says: "StaleToken"},
+		"a deliberate bypass":           {args: join("scale deployment web --replicas=3", bypass), warns: "bypassed: incident 7"},
+		"a bypass that deletes":         {args: join("delete deployment web --wait=false", bypass), warns: "bypassed: incident 7"},
+		"a bypass that takes the label": {args: join("label deployment web fencedlease.io/lease-", bypass), warns: "bypassed: incident 7"},
+		"a bypass that fakes a record":  {args: join("annotate deployment web --overwrite fencedlease.io/token=7", bypass), says: "FenceRemoved"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := installed(t)
+			namespace := e.Namespace(t)
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+				client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
+			lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
+			must(e.Admin.Create(t.Context(), lease))
+			issue(t, e, lease, 41, "a")
+			d := &appsv1.Deployment{}
+			must(json.Unmarshal([]byte(strings.ReplaceAll(manifest, "c:2", "c:1")), d))
+			d.Namespace = namespace
+			must(e.Admin.Create(t.Context(), d, client.FieldOwner("kubectl-create")))
+			write := func(token, id string) {
+				must(e.Admin.Patch(t.Context(), d, client.RawPatch("application/merge-patch+json",
+					[]byte(`{"metadata":{"annotations":{"fencedlease.io/token":"`+token+`","fencedlease.io/write-id":"`+id+`"}}}`))))
+			}
+			write("41", "first")
+			person := e.UserConfig(t, "person", "system:masters")
+			saved, _, err := e.Kubectl(t, person, "", "get", "deployment", "web", "-n", namespace, "-o", "json")
+			must(err)
+			object := map[string]any{}
+			must(json.Unmarshal([]byte(saved), &object))
+			delete(object["metadata"].(map[string]any), "resourceVersion") // or it is a conflict, like any old file
+			object["spec"].(map[string]any)["replicas"] = 7
+			text, err := json.Marshal(object)
+			must(err)
+			file := filepath.Join(t.TempDir(), "saved.json")
+			must(os.WriteFile(file, text, 0o600))
+			same := filepath.Join(t.TempDir(), "same.json")
+			must(os.WriteFile(same, []byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"}}`), 0o600))
+			issue(t, e, lease, 42, "b")
+			write("42", "second")
+
+			args := []string{"-n", namespace}
+			for _, a := range c.args {
+				args = append(args, strings.NewReplacer("SAVED", file, "SAME", same).Replace(a))
+			}
+			out, errOut, err := e.Kubectl(t, person, c.stdin, args...)
+			all := out + errOut
+			switch {
+			case c.says == "" && err != nil:
+				t.Errorf("%v: %s", err, all)
+			case c.says != "" && (err == nil || !strings.Contains(all, c.says+": ")):
+				t.Errorf("want %s, got %v: %s", c.says, err, all)
+			case !strings.Contains(all, c.warns):
+				t.Errorf("want the warning %q: %s", c.warns, all)
+			}
+		})
+	}
+}
