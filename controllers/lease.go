@@ -249,6 +249,8 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 		}
 	} else if ref := lease.Spec.LeaseRef; ref != nil && s.native == nil {
 		ready = notReady(&cannotIssueError{v1alpha1.ReasonLeaseNotFound, fmt.Sprintf("Lease %s does not exist in this namespace", ref.Name)})
+	} else if ref != nil {
+		ready.Message = fmt.Sprintf("tokens follow Lease %s; processes that share one identity there share one token", ref.Name)
 	}
 	handsOver := s.lease.Status.Token > 0 && (s.lease.Status.Holder == nil || p.left != "") && (p.issue || p.delayed)
 	if handsOver {

@@ -298,6 +298,15 @@ func TestRestartGivesOneDuration(t *testing.T) {
 	w.claim("dead", nil)
 	w.awaitReason("dead", v1alpha1.ReasonGranted)
 	first.Stop()
+	// Restarts in a row postpone the hand-over.
+	for range 3 {
+		again := start(t, e, func(o *env.Options) { o.Operator = true })
+		<-time.After(800 * time.Millisecond)
+		again.Stop()
+	}
+	if _, reason := w.get("dead"); reason != v1alpha1.ReasonGranted {
+		t.Errorf("the claim is %s though no operator ran for one duration", reason)
+	}
 	begin := time.Now()
 	start(t, e, func(o *env.Options) { o.Operator = true })
 	w.awaitReason("dead", v1alpha1.ReasonLapsed)
@@ -338,7 +347,14 @@ func TestNamespaceIsMarked(t *testing.T) {
 	w.merge(w.lease(), fmt.Sprintf(`{"spec":{"allowedNamespaces":[%q]}}`, other))
 	w.claim("a", nil)
 	w.awaitReason("a", v1alpha1.ReasonGranted)
-	for _, name := range []string{w.namespace, other} {
+	// A namespace that comes later is marked as it comes.
+	later := other + "-later"
+	w.merge(w.lease(), fmt.Sprintf(`{"spec":{"allowedNamespaces":[%q,%q]}}`, other, later))
+	await(t, "the operator has seen that", func() bool { l := w.lease(); return *l.Status.ObservedGeneration == l.Generation })
+	if err := w.Admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: later}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{w.namespace, other, later} {
 		await(t, name+" is marked", func() bool {
 			ns := &corev1.Namespace{}
 			return w.Admin.Get(t.Context(), client.ObjectKey{Name: name}, ns) == nil && ns.Labels[fence.LabelNamespaceMark] == "true"
