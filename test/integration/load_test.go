@@ -26,16 +26,27 @@ import (
 	"github.com/fencedlease/fencedlease/test/env"
 )
 
-// late delays all that watches deliver.
+// late delays by a second what watches of a resource deliver; of all, where
+// none is named.
 type late struct {
 	http.RoundTripper
-	by time.Duration
+	resource string
+}
+
+// lateInformers gives a manager informers that are late.
+func lateInformers(m *ctrl.Options, resource string) {
+	m.NewCache = func(cfg *rest.Config, o cache.Options) (cache.Cache, error) {
+		cfg = rest.CopyConfig(cfg)
+		cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return late{rt, resource} })
+		o.HTTPClient = nil
+		return cache.New(cfg, o)
+	}
 }
 
 func (l late) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := l.RoundTripper.RoundTrip(r)
-	if err == nil && r.URL.Query().Get("watch") == "true" {
-		response.Body = newLateBody(r.Context(), response.Body, l.by)
+	if err == nil && r.URL.Query().Get("watch") == "true" && strings.HasSuffix(r.URL.Path, l.resource) {
+		response.Body = newLateBody(r.Context(), response.Body, time.Second)
 	}
 	return response, err
 }
@@ -111,12 +122,7 @@ func TestLateInformers(t *testing.T) {
 					failures.Store(args, true)
 				}
 			}, funcr.Options{})
-			m.NewCache = func(cfg *rest.Config, o cache.Options) (cache.Cache, error) {
-				cfg = rest.CopyConfig(cfg)
-				cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return late{rt, time.Second} })
-				o.HTTPClient = nil
-				return cache.New(cfg, o)
-			}
+			lateInformers(m, "")
 		}
 	})
 	const claims = 6
@@ -155,6 +161,35 @@ func TestLateInformers(t *testing.T) {
 		t.Errorf("%d claims were issued %d tokens: %v", claims, len(h.tokens), h.tokens)
 	}
 	failures.Range(func(line, _ any) bool { t.Errorf("logged as an error: %s", line); return true })
+}
+
+// TestReleasedClaimStaysReleased: an operator that still sees a claim that is
+// gone, beside another one that knows, grants it nothing.
+func TestReleasedClaimStaysReleased(t *testing.T) {
+	e := bare(t)
+	w := newWorld(t, e, long())
+	h := follow(t, w)
+	start(t, e, func(o *env.Options) { o.Operator = true })
+	start(t, e, func(o *env.Options) {
+		o.Operator = true
+		o.Manager = func(m *ctrl.Options) { lateInformers(m, "leaseclaims") }
+	})
+	const claims = 3
+	var last *v1alpha1.LeaseClaim
+	for i := range claims {
+		w.claim(fmt.Sprintf("c%d", i), nil)
+		last = w.awaitReason(fmt.Sprintf("c%d", i), v1alpha1.ReasonGranted)
+		// The late one sees it wait, and then go.
+		await(t, "a second has passed", func() bool { return time.Since(last.Status.AcquireTime.Time) > time.Second })
+		w.release(last)
+		await(t, "the lease is free", func() bool { return w.lease().Status.Holder == nil })
+	}
+	await(t, "the late one has seen the last go", func() bool { return time.Since(last.Status.AcquireTime.Time) > 3*time.Second })
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.tokens) != claims {
+		t.Errorf("%d claims were issued %d tokens: %v", claims, len(h.tokens), h.tokens)
+	}
 }
 
 // TestWritesOfAHandover: a hand-over costs as many writes with a hundred claims
