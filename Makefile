@@ -42,6 +42,10 @@ conformance: control-plane ## Print what each installation answers to each kind 
 fuzz: ## Fuzz everything that parses, 30 s each
 	hack/fuzz.sh 30s
 
+.PHONY: bench-admission
+bench-admission: control-plane ## Measure what the fence adds to a write, as ratios within one run
+	go run ./test/bench/admission
+
 .PHONY: bench-sql
 bench-sql: ## Measure what the SQL fence costs, as ratios within one run
 	go run ./test/bench/sqlfence

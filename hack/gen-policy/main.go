@@ -31,7 +31,7 @@ func generate() error {
 	bypasses, bypassesBinding := policy.Bypasses(o)
 	strict, strictBinding := policy.Strict(o)
 	own := []any{policy.Table(o), marks, marksBinding}
-	for _, p := range []*admissionv1.ValidatingAdmissionPolicy{policy.Claims(o), policy.LastToken(o), policy.Floor(o), policy.Tables(o)} {
+	for _, p := range []*admissionv1.ValidatingAdmissionPolicy{policy.Claims(o), policy.LastToken(o), policy.Tables(o)} {
 		own = append(own, p, policy.Bind(p))
 	}
 	withPolicy, err := spared()

@@ -83,19 +83,6 @@ func mendsLastToken() string {
 		anyOf("!"+isToken(old), "int("+old+") > "+fmt.Sprint(int64(1)<<52)))
 }
 
-// Floor lets only the operator change the seal of guarded objects.
-func Floor(o Options) *admissionv1.ValidatingAdmissionPolicy {
-	p := newPolicy("fencedlease-floor")
-	p.Spec.MatchConstraints = guardedObjects(admissionv1.Update)
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
-	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(same(annotation, fence.AnnotationFloor),
-		bypass(anyOf(reasonByHeader(), reasonByAnnotation()),
-			label("oldObject", fence.LabelLeaseNamespace)+".orValue(oldObject.metadata.?namespace.orValue(''))",
-			label("oldObject", fence.LabelLease)+".orValue('')")),
-		"FenceRemoved: only the operator writes the annotation "+fence.AnnotationFloor+"; leave it")}
-	return p
-}
-
 // Tables lets only the operator write what it keeps: the lease table and the
 // floor of first tokens.
 func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {

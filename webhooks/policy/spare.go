@@ -21,9 +21,10 @@ func guardOf() (namespace, name string) {
 func bypassed() string {
 	namespace, name := guardOf()
 	id := annotation("object", fence.AnnotationWriteID)
-	return all("request.operation in ['UPDATE', 'DELETE']",
+	return all(extra(fence.ExtraToken)+".size() == 0",
+		anyOf(reasonByHeader(), reasonByAnnotation()),
+		"request.operation in ['UPDATE', 'DELETE']",
 		label("oldObject", fence.LabelLease)+".hasValue()",
-		extra(fence.ExtraToken)+".size() == 0",
 		anyOf("request.operation == 'DELETE'",
 			"!"+label("object", fence.LabelLease)+".hasValue()",
 			all(same(label, fence.LabelLease, fence.LabelLeaseNamespace), same(annotation, fence.AnnotationsOfFence...))),
