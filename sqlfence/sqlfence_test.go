@@ -59,6 +59,7 @@ type database struct {
 
 func newDatabase(t *testing.T, ddl ...string) *database {
 	t.Helper()
+	pgtest.Need(t, "initdb")
 	once.Do(func() { server, failed = pgtest.New(context.Background(), pgtest.ForTests...) })
 	if failed != nil {
 		t.Fatal(failed)
@@ -613,12 +614,7 @@ func TestPooling(t *testing.T) {
 
 func startPgbouncer(t *testing.T, d *database) string {
 	t.Helper()
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		if program, err = exec.LookPath("/usr/sbin/pgbouncer"); err != nil {
-			t.Fatal("no pgbouncer found: install it (on Debian: apt-get install pgbouncer)")
-		}
-	}
+	program := pgtest.Need(t, "pgbouncer")
 	dir, err := os.MkdirTemp("/tmp", "fence-pool-")
 	if err != nil {
 		t.Fatal(err)

@@ -32,6 +32,7 @@ var ForTests = []string{"fsync=off", "max_connections=200", "wal_level=logical",
 // Start starts a server that ends with the test.
 func Start(tb testing.TB) *Server {
 	tb.Helper()
+	Need(tb, "initdb")
 	s, err := New(tb.Context(), ForTests...)
 	if err != nil {
 		tb.Fatal(err)
@@ -44,6 +45,20 @@ func Start(tb testing.TB) *Server {
 	return s
 }
 
+// Need skips the test where a program is not installed. Where CI is set it
+// fails instead: there nothing may be left out unnoticed.
+func Need(tb testing.TB, name string) string {
+	tb.Helper()
+	path, err := Program(name)
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			tb.Fatal(err)
+		}
+		tb.Skip(err)
+	}
+	return path
+}
+
 // Program finds one of PostgreSQL's server programs, the newest version first.
 func Program(name string) (string, error) {
 	all, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
@@ -51,10 +66,12 @@ func Program(name string) (string, error) {
 	if len(all) > 0 {
 		return all[0], nil
 	}
-	if path, err := exec.LookPath(name); err == nil {
-		return path, nil
+	for _, path := range []string{name, "/usr/sbin/" + name} {
+		if path, err := exec.LookPath(path); err == nil {
+			return path, nil
+		}
 	}
-	return "", fmt.Errorf("no %s found: install PostgreSQL's server (on Debian: apt-get install postgresql)", name)
+	return "", fmt.Errorf("no %s found: install PostgreSQL's server and pgbouncer (on Debian: apt-get install postgresql pgbouncer)", name)
 }
 
 func major(path string) int {
