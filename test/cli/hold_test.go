@@ -73,8 +73,9 @@ func TestHoldBelongsToItsPod(t *testing.T) {
 	if err := f.Admin.Create(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	cmd := f.background(t, "hold", "worker", "--file="+filepath.Join(t.TempDir(), "token"), "--pod-name="+pod.Name, "--pod-uid="+string(pod.UID))
-	eventually(t, "the lease is held", func() bool { return f.status(t, "worker").Holder != nil })
+	file := filepath.Join(t.TempDir(), "token")
+	cmd := f.background(t, "hold", "worker", "--file="+file, "--pod-name="+pod.Name, "--pod-uid="+string(pod.UID))
+	eventually(t, "the command knows that it holds the lease", func() bool { _, err := os.Stat(file); return err == nil })
 	claims := f.claims(t)
 	if len(claims) != 1 || len(claims[0].OwnerReferences) != 1 || claims[0].OwnerReferences[0].UID != pod.UID {
 		t.Fatalf("got %+v, want one claim that the Pod owns", claims)
