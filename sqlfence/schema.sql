@@ -47,12 +47,6 @@ CREATE INDEX IF NOT EXISTS audit_transaction ON fence.audit (transaction);
 
 CREATE OR REPLACE FUNCTION fence.version() RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT '1'::text $$;
 
--- The transaction that is running, by a number that is never reused.
-CREATE OR REPLACE FUNCTION fence.this_transaction() RETURNS text LANGUAGE plpgsql STABLE AS $$
-BEGIN
-  RETURN pg_catalog.txid_current()::text;
-END $$;
-
 CREATE OR REPLACE FUNCTION fence.stale(lease text, token bigint, recorded bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'FL001',
@@ -65,15 +59,20 @@ END $$;
 -- Errors: FL001 a newer token is recorded; FL003 no lease or token;
 -- FL004 older transactions did not end within the limit; FL005 the token is
 -- higher than the recorded one, and advancing is reserved to fence_operator.
+--
+-- This one and fence.check run in every transaction. A SET clause would cost
+-- them more than all they do, so instead every name in them is qualified,
+-- operators included: nobody's search_path decides what runs here.
 CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
   -- The usual case: the token is the recorded one, and nobody advances. The
   -- advisory lock never waits: by it a stopped holder's backend is found.
-  PERFORM FROM fence.lease l WHERE l.lease = present.lease AND l.token = present.token FOR SHARE SKIP LOCKED;
+  PERFORM FROM fence.lease l
+    WHERE l.lease OPERATOR(pg_catalog.=) present.lease AND l.token OPERATOR(pg_catalog.=) present.token FOR SHARE SKIP LOCKED;
   IF FOUND THEN
-    PERFORM pg_advisory_xact_lock_shared(1717923427, hashtext(lease)), set_config('fence.presented',
-      '|' || lease || '=' || token || coalesce(nullif(current_setting('fence.presented', true), ''), '|'), true);
+    PERFORM pg_catalog.pg_advisory_xact_lock_shared(1717923427, pg_catalog.hashtext(lease)),
+      pg_catalog.set_config('fence.presented', pg_catalog.concat('|', lease, '=', token, '|', pg_catalog.current_setting('fence.presented', true)), true);
   ELSE
     PERFORM fence.present(lease, token, NULL, false);
   END IF;
@@ -149,10 +148,10 @@ BEGIN
     END;
   END LOOP;
   -- What this transaction has presented stands in a setting that ends with it,
-  -- as |lease=token|lease=token|, the newest first. Anybody may set it: the
+  -- as |lease=token||lease=token|, the newest first. Anybody may set it: the
   -- triggers compare it with the record, under lock.
   PERFORM pg_advisory_xact_lock_shared(1717923427, hashtext(lease)), set_config('lock_timeout', was, true),
-    set_config('fence.presented', '|' || lease || '=' || token || coalesce(nullif(current_setting('fence.presented', true), ''), '|'), true);
+    set_config('fence.presented', concat('|', lease, '=', token, '|', current_setting('fence.presented', true)), true);
 END $$;
 
 -- The same for a token as text: only its canonical decimal form is one.
@@ -167,33 +166,52 @@ BEGIN
 END $$;
 
 -- Judges a write of this transaction to what a lease guards.
-CREATE OR REPLACE FUNCTION fence.check(lease text) RETURNS void
+CREATE OR REPLACE FUNCTION fence.check(lease text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+  said text := pg_catalog.split_part(pg_catalog.split_part(
+    pg_catalog.current_setting('fence.presented', true), pg_catalog.concat('|', lease, '='), 2), '|', 1);
+  presented bigint;
+BEGIN
+  IF said OPERATOR(pg_catalog.~) '^[0-9]{1,16}$' THEN
+    presented := said;
+    PERFORM FROM fence.lease l
+      WHERE l.lease OPERATOR(pg_catalog.=) "check".lease AND l.token OPERATOR(pg_catalog.=) presented FOR SHARE;
+    IF FOUND THEN
+      RETURN;
+    END IF;
+  END IF;
+  PERFORM fence.refuse(lease, presented);
+END $$;
+
+-- Says why a write does not count, unless its transaction bypasses the fence.
+CREATE OR REPLACE FUNCTION fence.refuse(lease text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  said text := split_part(split_part(current_setting('fence.presented', true), '|' || lease || '=', 2), '|', 1);
-  token bigint;
   recorded bigint;
 BEGIN
-  IF said ~ '^[0-9]{1,16}$' THEN
-    token := said;
-  END IF;
   IF token IS NULL THEN
-    IF nullif(current_setting('fence.bypassed', true), '') IS NOT NULL
-       AND EXISTS (SELECT FROM fence.audit a WHERE a.transaction = fence.this_transaction() AND a.action = 'bypass') THEN
+    IF fence.bypassed() THEN
       RETURN;
     END IF;
     RAISE EXCEPTION USING ERRCODE = 'FL002',
       MESSAGE = format('Unstamped: [%s] the transaction presents no token', lease),
       HINT = 'Call fence.present(lease, token) in this very transaction: what a statement of its own presents ends with it.';
   END IF;
-  SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = "check".lease FOR SHARE;
-  IF recorded IS DISTINCT FROM token THEN
-    IF recorded IS NULL OR recorded < token THEN
-      RAISE EXCEPTION USING ERRCODE = 'FL002',
-        MESSAGE = format('Unstamped: [%s] token %s was not presented; recorded %s; call fence.present', lease, token, coalesce(recorded::text, 'none'));
-    END IF;
+  SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = refuse.lease;
+  IF recorded > token THEN
     PERFORM fence.stale(lease, token, recorded);
   END IF;
+  RAISE EXCEPTION USING ERRCODE = 'FL002',
+    MESSAGE = format('Unstamped: [%s] token %s was not presented; recorded %s; call fence.present', lease, token, coalesce(recorded::text, 'none'));
+END $$;
+
+-- Tells whether this very transaction has called fence.bypass. The setting only
+-- saves a look: the row counts, and nobody but fence.bypass can write one.
+CREATE OR REPLACE FUNCTION fence.bypassed() RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN coalesce(current_setting('fence.bypassed', true), '') <> ''
+    AND EXISTS (SELECT FROM fence.audit a WHERE a.transaction = txid_current()::text AND a.action = 'bypass');
 END $$;
 
 -- The trigger of a table that one lease guards; its argument is the lease.
@@ -216,8 +234,7 @@ DECLARE
   after text;
 BEGIN
   IF TG_OP = 'TRUNCATE' THEN
-    IF nullif(current_setting('fence.bypassed', true), '') IS NOT NULL
-       AND EXISTS (SELECT FROM fence.audit a WHERE a.transaction = fence.this_transaction() AND a.action = 'bypass') THEN
+    IF fence.bypassed() THEN
       RETURN NULL;
     END IF;
     RAISE EXCEPTION USING ERRCODE = 'FL002',
@@ -272,6 +289,9 @@ BEGIN
     END IF;
     IF lease IS NOT NULL AND kind = 'r' AND NOT parent THEN
       EXECUTE format('CREATE TRIGGER fence_write BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fence.guard_table(%L)', target, lease);
+      -- The worker of a subscription fires no trigger of a statement.
+      EXECUTE format('CREATE TRIGGER fence_replica AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION fence.guard_table(%L)', target, lease);
+      EXECUTE format('ALTER TABLE %s ENABLE REPLICA TRIGGER fence_replica', target);
     ELSIF lease IS NOT NULL AND kind = 'p' AND target = relation THEN
       -- Clones of a row trigger guard partitions that are written directly, and those to come.
       EXECUTE format('CREATE TRIGGER fence_write AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION fence.guard_table(%L)', target, lease);
@@ -290,18 +310,16 @@ CREATE OR REPLACE FUNCTION fence.unguard(relation regclass)
 RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   target regclass;
+  name name;
 BEGIN
   FOR target IN
     WITH RECURSIVE tree AS (SELECT relation::oid AS oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid)
     SELECT oid::regclass FROM tree ORDER BY oid = relation DESC
   LOOP
     -- The root comes first, and takes its clones along.
-    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = target AND tgname = 'fence_write') THEN
-      EXECUTE format('DROP TRIGGER fence_write ON %s', target);
-    END IF;
-    IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = target AND tgname = 'fence_truncate') THEN
-      EXECUTE format('DROP TRIGGER fence_truncate ON %s', target);
-    END IF;
+    FOR name IN SELECT tgname FROM pg_trigger WHERE tgrelid = target AND tgname IN ('fence_write', 'fence_replica', 'fence_truncate') LOOP
+      EXECUTE format('DROP TRIGGER %I ON %s', name, target);
+    END LOOP;
   END LOOP;
 END $$;
 
@@ -310,7 +328,7 @@ END $$;
 CREATE OR REPLACE FUNCTION fence.bypass(reason text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  INSERT INTO fence.audit (transaction, account, action, reason) VALUES (fence.this_transaction(), session_user, 'bypass', reason);
+  INSERT INTO fence.audit (transaction, account, action, reason) VALUES (txid_current()::text, session_user, 'bypass', reason);
   PERFORM set_config('fence.bypassed', 'on', true);
 END $$;
 
@@ -320,7 +338,7 @@ CREATE OR REPLACE FUNCTION fence.reset(lease text, token bigint, reason text) RE
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO fence.audit (transaction, account, action, reason)
-    VALUES (fence.this_transaction(), session_user, format('reset %s to %s', lease, token), reset.reason);
+    VALUES (txid_current()::text, session_user, format('reset %s to %s', lease, token), reset.reason);
   INSERT INTO fence.lease AS l VALUES (reset.lease, reset.token) ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET token = excluded.token;
 END $$;
 
@@ -329,7 +347,8 @@ CREATE OR REPLACE VIEW fence.guarded AS
   SELECT t.tgrelid::regclass AS relation,
          CASE t.tgfoid WHEN 'fence.guard_table'::regproc THEN 'lease' ELSE 'column' END AS by,
          convert_from(substring(t.tgargs FROM 1 FOR length(t.tgargs) - 1), 'UTF8') AS value,
-         t.tgenabled = 'A' AS always
+         t.tgenabled = 'A' AND (t.tgtype & 1 = 1 OR EXISTS (
+           SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = 'fence_replica' AND r.tgenabled IN ('R', 'A'))) AS always
   FROM pg_trigger t WHERE t.tgname = 'fence_write' AND t.tgfoid IN ('fence.guard_table'::regproc, 'fence.guard_row'::regproc);
 
 CREATE OR REPLACE VIEW fence.finding AS

@@ -177,31 +177,42 @@ func GuardSQL(table, lease, leaseColumn string) (string, error) {
 // literal quotes a string for SQL.
 func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
-// Finding is something that is not fenced although one would think so.
+// Report is what Verify found.
+type Report struct {
+	// Guarded tells by table what guards it: "lease NAMESPACE/NAME", or
+	// "column NAME".
+	Guarded map[string]string
+	// Recorded is the recorded token of each lease.
+	Recorded map[string]fence.Token
+	// Findings are tables that are not fenced although one would think so.
+	Findings []Finding
+}
+
+// Finding is a table that is not fenced although one would think so, and why.
 type Finding struct{ Table, Problem string }
 
-// Verify lists what is guarded, as table and by what, and what is not although
-// one would think so.
-func Verify(ctx context.Context, db *pgx.Conn) (guarded map[string]string, findings []Finding, err error) {
-	rows, err := db.Query(ctx, "SELECT relation::text, by, value FROM fence.guarded")
-	if err != nil {
-		return nil, nil, fmt.Errorf("read what is guarded: %w", err)
+// Verify reads what the fence of a database guards and has recorded, and looks
+// for what it does not guard.
+func Verify(ctx context.Context, db *pgx.Conn) (*Report, error) {
+	r := &Report{Guarded: map[string]string{}, Recorded: map[string]fence.Token{}}
+	var name, value string
+	var token int64
+	for _, part := range []struct {
+		query string
+		scan  []any
+		take  func()
+	}{
+		{"SELECT relation::text, by || ' ' || value FROM fence.guarded", []any{&name, &value}, func() { r.Guarded[name] = value }},
+		{"SELECT lease, token FROM fence.lease", []any{&name, &token}, func() { r.Recorded[name] = fence.Token(token) }},
+		{"SELECT relation::text, problem FROM fence.finding ORDER BY 1, 2", []any{&name, &value}, func() { r.Findings = append(r.Findings, Finding{name, value}) }},
+	} {
+		rows, err := db.Query(ctx, part.query)
+		if err == nil {
+			_, err = pgx.ForEachRow(rows, part.scan, func() error { part.take(); return nil })
+		}
+		if err != nil {
+			return nil, fmt.Errorf("verify the fence: %w", err)
+		}
 	}
-	guarded = map[string]string{}
-	var table, by, value string
-	if _, err := pgx.ForEachRow(rows, []any{&table, &by, &value}, func() error {
-		guarded[table] = by + " " + value
-		return nil
-	}); err != nil {
-		return nil, nil, fmt.Errorf("read what is guarded: %w", err)
-	}
-	rows, err = db.Query(ctx, "SELECT relation::text AS table, problem FROM fence.finding ORDER BY 1, 2")
-	if err != nil {
-		return nil, nil, fmt.Errorf("read what is not guarded: %w", err)
-	}
-	findings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Finding])
-	if err != nil {
-		return nil, nil, fmt.Errorf("read what is not guarded: %w", err)
-	}
-	return guarded, findings, nil
+	return r, nil
 }

@@ -662,6 +662,76 @@ func startPgbouncer(t *testing.T, d *database) string {
 	}
 }
 
+// TestSavepoint: what a savepoint takes back was not presented.
+func TestSavepoint(t *testing.T) {
+	d := newDatabase(t, `CREATE TABLE orders (n int)`)
+	app := d.connect("app")
+	d.exec(app, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+	err := d.in(app, 0, `SAVEPOINT s`, `SELECT fence.present('shop/orders', 42)`, `ROLLBACK TO s`, `INSERT INTO orders VALUES (1)`)
+	if code(err) != sqlfence.CodeUnstamped {
+		t.Errorf("after the savepoint: %v", err)
+	}
+	if err := d.in(app, 42, `SAVEPOINT s`, `INSERT INTO orders VALUES (1)`, `ROLLBACK TO s`, `INSERT INTO orders VALUES (2)`); err != nil {
+		t.Errorf("what was presented before it stands: %v", err)
+	}
+}
+
+// TestPreparedTransaction: a transaction that is prepared for two-phase commit
+// still holds its successor, until it is decided.
+func TestPreparedTransaction(t *testing.T) {
+	d := newDatabase(t, `CREATE TABLE orders (n int)`)
+	app := d.connect("app")
+	d.exec(app, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+	for _, statement := range []string{`BEGIN`, `SELECT fence.present('shop/orders', 41)`, `INSERT INTO orders VALUES (41)`, `PREPARE TRANSACTION 'old'`} {
+		d.exec(app, statement)
+	}
+	if _, err := app.Exec(t.Context(), `SELECT fence.present('shop/orders', 42, '100 milliseconds')`); code(err) != sqlfence.CodeWait {
+		t.Errorf("while it is prepared: %v", err)
+	}
+	d.exec(app, `COMMIT PREPARED 'old'`)
+	if err := d.in(app, 42, `INSERT INTO orders VALUES (42)`); err != nil {
+		t.Errorf("once it is decided: %v", err)
+	}
+}
+
+// TestSubscription: the triggers fire for logical replication too, whose
+// worker presents nothing.
+func TestSubscription(t *testing.T) {
+	from := newDatabase(t, `CREATE TABLE orders (n int PRIMARY KEY)`)
+	root := from.connect("postgres")
+	from.exec(root, `CREATE PUBLICATION p FOR TABLE orders`)
+	from.exec(root, `SELECT pg_create_logical_replication_slot('fence_slot', 'pgoutput')`)
+	t.Run("to", func(t *testing.T) {
+		to := newDatabase(t, `CREATE TABLE orders (n int PRIMARY KEY)`, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+		subscriber := to.connect("postgres")
+		to.exec(subscriber, fmt.Sprintf(`CREATE SUBSCRIPTION s CONNECTION 'host=%s user=postgres dbname=%s' PUBLICATION p WITH (create_slot = false, slot_name = 'fence_slot', copy_data = false)`, server.Dir(), from.name))
+		t.Cleanup(func() {
+			for _, statement := range []string{`ALTER SUBSCRIPTION s DISABLE`, `ALTER SUBSCRIPTION s SET (slot_name = NONE)`, `DROP SUBSCRIPTION s`} {
+				_, _ = subscriber.Exec(context.Background(), statement)
+			}
+		})
+		from.exec(root, `INSERT INTO orders VALUES (1)`)
+		limit := time.After(20 * time.Second)
+		for {
+			var refused, arrived int
+			if err := subscriber.QueryRow(t.Context(), `SELECT (SELECT apply_error_count FROM pg_stat_subscription_stats), (SELECT count(*) FROM orders)`).Scan(&refused, &arrived); err != nil {
+				t.Fatal(err)
+			}
+			if arrived > 0 {
+				t.Fatal("an unjudged row arrived")
+			}
+			if refused > 0 {
+				return
+			}
+			select {
+			case <-limit:
+				t.Fatal("the worker neither wrote nor was refused")
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	})
+}
+
 // TestRoles: what an application may not do, and what is done past the fence
 // and by whom.
 func TestRoles(t *testing.T) {
@@ -717,9 +787,14 @@ func TestVerify(t *testing.T) {
 	d.exec(app, `CREATE TABLE heir_later () INHERITS (base)`)
 	d.exec(app, `SELECT fence.guard('source', lease_column => 'n')`)
 	d.exec(app, `ALTER TABLE source DISABLE TRIGGER fence_write`)
-	guarded, findings, err := sqlfence.Verify(t.Context(), app)
+	d.exec(app, `SELECT fence.present('shop/orders', 42)`)
+	report, err := sqlfence.Verify(t.Context(), app)
 	if err != nil {
 		t.Fatal(err)
+	}
+	guarded, findings := report.Guarded, report.Findings
+	if report.Recorded[lease] != 42 {
+		t.Errorf("recorded: %v", report.Recorded)
 	}
 	if guarded["parent"] != "lease shop/orders" || guarded["source"] != "column n" {
 		t.Errorf("guarded: %v", guarded)

@@ -41,7 +41,7 @@ func newPostgresCommand() *cobra.Command {
 		Short: "Print the DDL of the fence for PostgreSQL, or run it",
 		Example: "  fencedlease sql postgres                                            # the fence alone\n" +
 			"  fencedlease sql postgres --table orders --lease shop/orders         # and a table of one lease\n" +
-			"  fencedlease sql postgres --table jobs --lease-column lease          # and one whose rows name theirs\n" +
+			"  fencedlease sql postgres --table jobs --key-column lease          # and one whose rows name theirs\n" +
 			"  fencedlease sql postgres --table orders --lease shop/orders --apply postgres://admin@db/shop",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,7 +66,7 @@ func newPostgresCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&o.tables, "table", nil, "table to guard, as SQL names it (repeatable)")
 	flags.StringVar(&o.lease, "lease", "", "the lease that guards the tables, namespace/name")
-	flags.StringVar(&o.leaseColumn, "lease-column", "", "the column that names the lease in each row, instead of --lease")
+	flags.StringVar(&o.leaseColumn, "key-column", "", "the column that names the lease in each row, instead of --lease")
 	flags.BoolVar(&o.guardOnly, "guard-only", false, "leave out the fence itself: it is installed already")
 	flags.BoolVar(&o.uninstall, "uninstall", false, "the DDL that takes the fence out of the database")
 	flags.StringVar(&o.apply, "apply", "", "connection string of the database to run it on, instead of printing")
@@ -100,8 +100,8 @@ func newSQLVerifyCommand() *cobra.Command {
 	var url string
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "List what the fence guards, and what it does not although one would think so",
-		Long: "Lists the guarded tables, and fails where a table that refers to a guarded one, a child or a partition is not guarded,\n" +
+		Short: "List what the fence guards and has recorded, and what it does not guard although one would think so",
+		Long: "Lists the guarded tables and the recorded tokens, to compare with kubectl get fencedleases, and fails where a table that refers to a guarded one, a child or a partition is not guarded,\n" +
 			"or a trigger is disabled. What a superuser or a table's owner may do is not fenced: see docs/sql.md.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -109,18 +109,21 @@ func newSQLVerifyCommand() *cobra.Command {
 				return errors.New("--url: give the database's connection string")
 			}
 			return onDatabase(cmd.Context(), url, func(ctx context.Context, db *pgx.Conn) error {
-				guarded, findings, err := sqlfence.Verify(ctx, db)
+				report, err := sqlfence.Verify(ctx, db)
 				if err != nil {
 					return err
 				}
-				for _, table := range slices.Sorted(maps.Keys(guarded)) {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: guarded by %s\n", table, guarded[table])
+				for _, table := range slices.Sorted(maps.Keys(report.Guarded)) {
+					fmt.Fprintf(cmd.OutOrStdout(), "table %s: guarded by %s\n", table, report.Guarded[table])
 				}
-				for _, f := range findings {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: NOT FENCED: %s\n", f.Table, f.Problem)
+				for _, lease := range slices.Sorted(maps.Keys(report.Recorded)) {
+					fmt.Fprintf(cmd.OutOrStdout(), "lease %s: recorded %s\n", lease, report.Recorded[lease])
 				}
-				if len(findings) > 0 {
-					return fmt.Errorf("%d tables are not fenced as they seem to be", len(findings))
+				for _, f := range report.Findings {
+					fmt.Fprintf(cmd.OutOrStdout(), "table %s: NOT FENCED: %s\n", f.Table, f.Problem)
+				}
+				if n := len(report.Findings); n > 0 {
+					return fmt.Errorf("%d tables are not fenced as they seem to be", n)
 				}
 				return nil
 			})

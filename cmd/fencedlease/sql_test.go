@@ -45,9 +45,9 @@ func TestSQLCommand(t *testing.T) {
 		{"sql postgres --table missing --lease shop/orders --apply " + url, true, "missing"},
 		{"sql verify --url " + url, true, "fence.guarded"}, // all or nothing
 		{"sql postgres --table orders --lease shop/orders --apply " + url, false, "applied"},
-		{"sql verify --url " + url, true, "lines: NOT FENCED: it refers to the guarded table orders"},
+		{"sql verify --url " + url, true, "table lines: NOT FENCED: it refers to the guarded table orders"},
 		{"sql postgres --guard-only --table lines --lease shop/orders --apply " + url, false, "applied"},
-		{"sql verify --url " + url, false, "orders: guarded by lease shop/orders"},
+		{"sql verify --url " + url, false, "table orders: guarded by lease shop/orders"},
 		{"sql postgres --uninstall --apply " + url, false, "applied"},
 	} {
 		out, err := run(t, strings.Fields(step.args)...)

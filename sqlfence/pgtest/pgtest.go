@@ -27,7 +27,7 @@ type Server struct {
 }
 
 // ForTests are settings that make a server quick and forgetful.
-var ForTests = []string{"fsync=off", "max_connections=200", "wal_level=logical", "deadlock_timeout=200ms"}
+var ForTests = []string{"fsync=off", "max_connections=200", "wal_level=logical", "deadlock_timeout=200ms", "max_prepared_transactions=10"}
 
 // Start starts a server that ends with the test.
 func Start(tb testing.TB) *Server {
