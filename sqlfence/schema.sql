@@ -1,7 +1,13 @@
 -- The SQL fence: a transaction writes to a guarded table only after it has
--- presented a token that is the recorded one of its lease, and keeps that
--- lease's row locked in share mode until it ends. A newer token takes the row
--- exclusively, so it waits for the older transactions and then shuts them out.
+-- presented a token that is the recorded one of its lease, and shares a lock on
+-- the lease until it ends. A newer token takes that lock for itself, so it waits
+-- for the older transactions and then shuts them out.
+--
+-- The lock is an advisory one of the transaction, which costs no write. It is
+-- released after the transaction's changes are visible, so at READ COMMITTED
+-- whoever has it and reads the record then reads the newest. Where a snapshot is
+-- older than its statement the record's row is locked too, and the database
+-- answers 40001 if it has moved on.
 --
 -- Installing again upgrades; nothing that is recorded is lost.
 
@@ -60,22 +66,37 @@ END $$;
 -- FL004 older transactions did not end within the limit; FL005 the token is
 -- higher than the recorded one, and advancing is reserved to fence_operator.
 --
--- This one and fence.check run in every transaction. A SET clause would cost
+-- This one, fence.holds and fence.check run in every transaction. A SET clause would cost
 -- them more than all they do, so instead every name in them is qualified,
 -- operators included: nobody's search_path decides what runs here.
 CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-  -- The usual case: the token is the recorded one, and nobody advances. The
-  -- advisory lock never waits: by it a stopped holder's backend is found.
-  PERFORM FROM fence.lease l
-    WHERE l.lease OPERATOR(pg_catalog.=) present.lease AND l.token OPERATOR(pg_catalog.=) present.token FOR SHARE SKIP LOCKED;
-  IF FOUND THEN
-    PERFORM pg_catalog.pg_advisory_xact_lock_shared(1717923427, pg_catalog.hashtext(lease)),
-      pg_catalog.set_config('fence.presented', pg_catalog.concat('|', lease, '=', token, '|', pg_catalog.current_setting('fence.presented', true)), true);
+  -- The usual case: the token is the recorded one, and nobody advances. Looked
+  -- at first without the lock: two that share it and both want to advance would
+  -- wait for each other.
+  PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) present.lease AND l.token OPERATOR(pg_catalog.=) present.token;
+  IF FOUND AND fence.holds(lease, token) THEN
+    PERFORM pg_catalog.set_config('fence.presented',
+      pg_catalog.concat('|', lease, '=', token, '|', pg_catalog.current_setting('fence.presented', true)), true);
   ELSE
     PERFORM fence.present(lease, token, NULL, false);
   END IF;
+END $$;
+
+-- Tells whether token is the recorded one, and keeps it so until the end of the
+-- transaction. It does not wait.
+CREATE OR REPLACE FUNCTION fence.holds(lease text, token bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  IF NOT pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashtextextended(lease, 439804651365)) THEN
+    RETURN false;
+  END IF;
+  IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN
+    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease AND l.token OPERATOR(pg_catalog.=) holds.token;
+  ELSE
+    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease AND l.token OPERATOR(pg_catalog.=) holds.token FOR SHARE;
+  END IF;
+  RETURN FOUND;
 END $$;
 
 -- The same with a limit of its own for older transactions, NULL for the
@@ -110,34 +131,31 @@ BEGIN
   LOOP
     BEGIN
       PERFORM set_config('lock_timeout', (extract(epoch FROM wait) * 1000)::bigint::text, true);
-      -- Looked at first without a lock: two that share it and both want to
-      -- advance would wait for each other.
       SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease;
-      IF recorded = token THEN
-        SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease FOR SHARE;
-      END IF;
       IF recorded > token THEN
         PERFORM fence.stale(lease, token, recorded);
-      ELSIF recorded IS NULL OR recorded < token THEN
+      ELSIF recorded = token THEN
+        PERFORM pg_advisory_xact_lock_shared(hashtextextended(lease, 439804651365));
+      ELSE
         IF reserved AND NOT pg_has_role(session_user, 'fence_operator', 'MEMBER') THEN
           RAISE EXCEPTION USING ERRCODE = 'FL005', MESSAGE = format(
             'UnissuedToken: [%s] token %s was never issued; recorded %s; the operator advances this fence', lease, token, coalesce(recorded::text, 'none'));
         END IF;
+        PERFORM pg_advisory_xact_lock(hashtextextended(lease, 439804651365));
         INSERT INTO fence.lease AS l VALUES (present.lease, present.token)
-          ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET token = excluded.token WHERE l.token < excluded.token
-          RETURNING l.token INTO recorded;
-        IF NOT FOUND THEN
-          SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease FOR SHARE;
-          IF recorded <> token THEN
-            PERFORM fence.stale(lease, token, recorded);
-          END IF;
-        END IF;
+          ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET token = excluded.token WHERE l.token < excluded.token;
+      END IF;
+      -- Under the lock: somebody may have been faster.
+      IF NOT fence.holds(lease, token) THEN
+        SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease;
+        PERFORM fence.stale(lease, token, recorded);
       END IF;
       EXIT;
     EXCEPTION WHEN lock_not_available THEN
       IF terminate AND ended < 3 THEN
         PERFORM pg_terminate_backend(pid) FROM pg_locks
-          WHERE locktype = 'advisory' AND classid = 1717923427 AND objid = (hashtext(present.lease)::bigint & 4294967295)::oid AND objsubid = 2
+          WHERE locktype = 'advisory' AND objsubid = 1
+            AND (classid::bigint << 32 | objid::bigint) = hashtextextended(present.lease, 439804651365)
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid();
         ended := ended + 1;
         wait := '1 second';
@@ -150,7 +168,7 @@ BEGIN
   -- What this transaction has presented stands in a setting that ends with it,
   -- as |lease=token||lease=token|, the newest first. Anybody may set it: the
   -- triggers compare it with the record, under lock.
-  PERFORM pg_advisory_xact_lock_shared(1717923427, hashtext(lease)), set_config('lock_timeout', was, true),
+  PERFORM set_config('lock_timeout', was, true),
     set_config('fence.presented', concat('|', lease, '=', token, '|', current_setting('fence.presented', true)), true);
 END $$;
 
@@ -174,9 +192,7 @@ DECLARE
 BEGIN
   IF said OPERATOR(pg_catalog.~) '^[0-9]{1,16}$' THEN
     presented := said;
-    PERFORM FROM fence.lease l
-      WHERE l.lease OPERATOR(pg_catalog.=) "check".lease AND l.token OPERATOR(pg_catalog.=) presented FOR SHARE;
-    IF FOUND THEN
+    IF fence.holds(lease, presented) THEN
       RETURN;
     END IF;
   END IF;
