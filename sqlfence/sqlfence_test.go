@@ -615,7 +615,7 @@ func TestPooling(t *testing.T) {
 func startPgbouncer(t *testing.T, d *database) string {
 	t.Helper()
 	program := pgtest.Need(t, "pgbouncer")
-	dir, err := os.MkdirTemp("/tmp", "fence-pool-")
+	dir, err := os.MkdirTemp("/tmp", "fence-pool-") //nolint:usetesting // another account has to enter it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func bench(ctx context.Context) error {
 			if none && leases > 1 {
 				continue
 			}
-			e, err := env.New(layers)
+			e, err := env.New(layers) //nolint:contextcheck // it lives until the end
 			if err != nil {
 				return err
 			}
@@ -158,7 +158,7 @@ func doNothing(ctx context.Context, e *env.Environment) (*subject, error) {
 	if err != nil {
 		return nil, err
 	}
-	other, err := env.New(env.Options{Webhook: true}) // for its certificate
+	other, err := env.New(env.Options{Webhook: true}) //nolint:contextcheck // for its certificate
 	if err != nil {
 		return nil, err
 	}
