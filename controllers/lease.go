@@ -296,7 +296,13 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 	if equality.Semantic.DeepEqual(lease.Status, s.lease.Status) {
 		return lease, retry, nil
 	}
+	if p.issue || p.revoke {
+		if err := r.table.expect(ctx, lease); err != nil {
+			return nil, 0, err
+		}
+	}
 	if err := r.client.Status().Update(ctx, lease); err != nil {
+		r.table.retract(lease.UID)
 		return nil, 0, err
 	}
 	if handsOver && p.issue {
@@ -304,11 +310,6 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 		r.vacant.forget(lease.UID)
 	}
 	r.announce(s, *p, lease)
-	if p.issue || p.revoke {
-		if err := r.table.publish(ctx, lease); err != nil {
-			return nil, 0, err
-		}
-	}
 	return lease, retry, nil
 }
 

@@ -52,7 +52,8 @@ type leaseTable struct {
 	key    types.NamespacedName
 
 	mu sync.Mutex
-	// ahead are leases that were published and that the cache may not show yet.
+	// ahead are leases that are being published, or were and the cache does not
+	// show it yet.
 	ahead map[types.UID]*v1alpha1.FencedLease
 }
 
@@ -63,14 +64,25 @@ func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
 	}
 }
 
-// publish brings the table to a lease that was just published. The new holder
-// is told only afterwards: by then the policies know that the former token is
-// superseded.
-func (t *leaseTable) publish(ctx context.Context, lease *v1alpha1.FencedLease) error {
+// expect brings the table to a lease that is about to be published: once the
+// new token shows, the policies know that the former one is superseded.
+func (t *leaseTable) expect(ctx context.Context, lease *v1alpha1.FencedLease) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.ahead[lease.UID] = lease.DeepCopy()
-	return t.write(ctx)
+	err := t.write(ctx)
+	if err != nil {
+		delete(t.ahead, lease.UID)
+	}
+	return err
+}
+
+// retract takes back what was not published after all. Who was faster has
+// changed the lease, so the table is written again.
+func (t *leaseTable) retract(uid types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.ahead, uid)
 }
 
 // Reconcile implements reconcile.Reconciler.
