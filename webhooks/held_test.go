@@ -17,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/internal/controlplane"
 )
 
 // slowUser is whom the holding webhook holds.
@@ -234,4 +236,37 @@ func TestHeldInAdmission(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSealedWhileHeld: an object that the new holder never touched, and that
+// its hand-over sealed, takes no write that was judged before.
+func TestSealedWhileHeld(t *testing.T) {
+	hold := startHolding(t)
+	e := served(t)
+	s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
+	s.lease = s.makeLease("main", oneLease())
+	s.issue(s.lease, 41, "pod-a")
+	s.configMap("held")
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "held"}}
+	s.record(cm, 41)
+	e.Grant(t, s.namespace, controlplane.OperatorUser, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}})
+	operator := e.User(t, controlplane.OperatorUser)
+
+	seen, release := hold.next(s.namespace)
+	answer := make(chan error, 1)
+	go func() {
+		answer <- s.slow("41").Patch(t.Context(), cm.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"data":{"by":"41"}}`)))
+	}()
+	select {
+	case <-seen:
+	case err := <-answer:
+		t.Fatalf("answered before it was held: %v", err)
+	}
+	s.must(operator.Patch(t.Context(), cm.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"42"}}}`, fence.AnnotationFloor))))
+	s.issue(s.lease, 42, "pod-b")
+	close(release)
+	s.expect(<-answer, fence.StaleToken)
+	// The new holder goes on, and the seal is the operator's.
+	s.expect(s.patch("held", "42", "new", nil), "")
+	s.expect(s.patch("held", "42", "lower", map[string]any{fence.AnnotationFloor: "1"}), fence.FenceRemoved)
 }
