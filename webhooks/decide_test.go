@@ -274,6 +274,7 @@ func TestDecide(t *testing.T) {
 		"a create with the current token":            {new: &object{lease: "main", token: "42", writeID: "a"}},
 		"a create with an old token":                 {new: &object{lease: "main", token: "41", writeID: "a"}, want: fence.StaleToken},
 		"a create with a token of another cluster":   {new: &object{lease: "main", token: "9000", writeID: "a"}, want: fence.UnissuedToken},
+		"a restore before its lease":                 {new: &object{lease: "main", token: "41", writeID: "a"}, noLease: true, want: fence.UnknownLease},
 		"a create by header alone records nothing":   {new: &object{lease: "main"}, header: []string{"42"}, want: fence.NotRecorded},
 		"a create by header that records":            {new: &object{lease: "main", token: "42"}, header: []string{"42"}},
 		"a create of somebody who may guard":         {new: &object{lease: "main"}, may: guard},

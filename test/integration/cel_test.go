@@ -208,3 +208,25 @@ func expectMessage(t *testing.T, err error, want string) {
 		t.Errorf("got %v, want %q", err, want)
 	}
 }
+
+// TestHighTokensAreExact: what people read a token with gives every digit.
+func TestHighTokensAreExact(t *testing.T) {
+	e := bare(t)
+	namespace := e.Namespace(t)
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "lease"}}
+	if err := e.Admin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []int64{1 << 31, 1 << 32, 1<<53 - 2, 1<<53 - 1} {
+		lease.Status.Token = token
+		if err := e.Admin.Status().Update(t.Context(), lease); err != nil {
+			t.Fatal(err)
+		}
+		for _, output := range []string{"json", "yaml", "wide", "jsonpath={.status.token}", "custom-columns=T:.status.token"} {
+			out, errOut, err := e.Kubectl(t, e.Config, "", "get", "fencedlease", "lease", "-n", namespace, "-o", output)
+			if err != nil || !strings.Contains(out, fmt.Sprint(token)) {
+				t.Errorf("kubectl get -o %s of token %d: %v\n%s%s", output, token, err, out, errOut)
+			}
+		}
+	}
+}
