@@ -5,7 +5,7 @@ SHELL := bash
 
 TOOL := go tool -modfile=hack/tools/go.mod
 TESTFLAGS ?= -race -shuffle=on -timeout=20m
-# The packages of make test; test/bench and test/conformance have targets of their own.
+# The packages of make test.
 PACKAGES ?= ./...
 
 ##@ Use

@@ -1,5 +1,5 @@
-// Command fencedlease is the operator, its development control plane, the
-// side-effect gateway and the generator of the SQL fence.
+// Command fencedlease is the operator, its development control plane and the
+// generator of the SQL fence.
 package main
 
 import "os"
