@@ -131,10 +131,7 @@ func acquire(ctx context.Context, api claims, namespace, lease string, o options
 
 // leave releases, bounded by a lease duration, even where ctx is over.
 func (h *Held) leave(ctx context.Context) error {
-	h.mu.Lock()
-	limit := h.duration
-	h.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lifetime())
 	defer cancel()
 	return h.Release(ctx)
 }
@@ -193,12 +190,12 @@ func enter(ctx context.Context, api claims, namespace, name string, o options) (
 
 // await waits until the claim is granted.
 func (h *Held) await(ctx context.Context, o options) error {
+	h.mu.Lock()
+	h.asked = h.clock.Now()
+	h.mu.Unlock()
 	if o.try {
 		var cancel context.CancelFunc
-		h.mu.Lock()
-		limit := h.duration
-		h.mu.Unlock()
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: [%s] no answer within its duration", ErrNotAcquired, h.lease))
+		ctx, cancel = context.WithTimeoutCause(ctx, h.lifetime(), fmt.Errorf("%w: [%s] no answer within its duration", ErrNotAcquired, h.lease))
 		defer cancel()
 	}
 	for {

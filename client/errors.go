@@ -110,10 +110,11 @@ func IsStale(err error) bool {
 	return ok && reason == fence.StaleToken
 }
 
-// rejection makes errors.Is work on the server's answers: a stale rejection
-// matches fence.ErrStale, a write without an answer fence.ErrOutcomeUnknown.
-// Both keep the original in the chain.
-func rejection(err error) error {
+// Outcome makes errors.Is work on what a write returned: a stale rejection
+// then matches fence.ErrStale, a write without an answer
+// fence.ErrOutcomeUnknown, one that was not sent fence.ErrLost. The original
+// stays in the chain.
+func Outcome(err error) error {
 	switch {
 	case err == nil, errors.Is(err, fence.ErrStale), errors.Is(err, fence.ErrLost), errors.Is(err, fence.ErrOutcomeUnknown):
 		return err

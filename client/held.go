@@ -31,7 +31,8 @@ type Held struct {
 	lease, name string
 	claim       string
 	uid         types.UID
-	// manual leaves the moments of renewal to renew's callers, once granted.
+	// manual leaves the moments of renewal to renew's callers, once granted;
+	// until then it renews only while somebody asks for the grant.
 	manual bool
 
 	cancel  context.CancelFunc
@@ -45,6 +46,8 @@ type Held struct {
 	reaffirm int64
 	// sent is when the last successful renewal was sent.
 	sent time.Time
+	// asked is when somebody last began to wait for the grant.
+	asked time.Time
 	// held tells that the grant was handed out; from then on end counts.
 	held bool
 	err  error
@@ -61,7 +64,7 @@ func hold(api claims, o options, lease *v1alpha1.FencedLease, claim *v1alpha1.Le
 		api: api, clock: o.clock, lease: lease.Namespace + "/" + lease.Name, name: lease.Name,
 		claim: claim.Name, uid: claim.UID, manual: o.manual,
 		cancel: cancel, stopped: make(chan struct{}), asks: make(chan chan<- error), done: make(chan struct{}),
-		duration: durationOf(lease), sent: sent, changed: make(chan struct{}),
+		duration: durationOf(lease), sent: sent, asked: sent, changed: make(chan struct{}),
 	}
 	h.observe(claim)
 	go h.run(ctx, claim.ResourceVersion)
@@ -149,7 +152,7 @@ func (h *Held) Reaffirm(ctx context.Context) (fence.Token, error) {
 			break
 		}
 		if !transient(err) {
-			return 0, fmt.Errorf("reaffirm [%s]: %w", h.lease, rejection(err))
+			return 0, fmt.Errorf("reaffirm [%s]: %w", h.lease, Outcome(err))
 		}
 		if stop := h.sleep(ctx, wait); stop != nil {
 			return 0, fmt.Errorf("reaffirm [%s]: %w: %w", h.lease, stop, err)
@@ -217,6 +220,13 @@ func (h *Held) renew(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// lifetime is the lease's duration.
+func (h *Held) lifetime() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.duration
 }
 
 // end is when this holder stops. h.mu is held.
@@ -333,9 +343,7 @@ func (h *Held) run(ctx context.Context, resourceVersion string) {
 	defer h.api.reset()
 	defer others.Wait()
 
-	h.mu.Lock()
-	first := paceOf(h.duration).interval
-	h.mu.Unlock()
+	first := paceOf(h.lifetime()).interval
 	// The first renewal comes at any time of the first interval: claimants
 	// that started together are spread over it at once.
 	next := h.clock.NewTimer(time.Duration(rand.Float64() * float64(first)))
@@ -376,7 +384,7 @@ func (h *Held) run(ctx context.Context, resourceVersion string) {
 		case <-changed:
 		case <-expired:
 		case <-next.C():
-			if !h.manual || !held {
+			if h.renews() {
 				start()
 			}
 		case ask := <-h.asks:
@@ -395,6 +403,24 @@ func (h *Held) run(ctx context.Context, resourceVersion string) {
 			}
 		}
 	}
+}
+
+// abandoned is how long a claim in the queue is renewed for an elector that
+// does not ask any more.
+const abandoned = time.Minute
+
+// renews tells whether the next renewal is this Held's own business.
+func (h *Held) renews() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.manual || !h.held && h.clock.Since(h.asked) < abandoned
+}
+
+// outcome tells whether the grant was handed out, and what ended it.
+func (h *Held) outcome() (held bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.held, h.err
 }
 
 // renewOnce sends one renewal. Whatever goes wrong, quota and conflict

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -20,8 +21,12 @@ import (
 // the manager's NewClient. The elector's own durations only bound how long its
 // callbacks go on; who holds is the lease's to say. A release deletes this
 // lock's own claim, by UID, so it never touches a successor's.
+//
+// A lock leads once. When it is lost or released it stays so: an elector that
+// got the lease back between two polls would go on with its old work, and this
+// work with a new token. Who runs another elector makes another lock.
 type Lock struct {
-	cfg              *rest.Config
+	connect          func() (claims, error)
 	namespace, lease string
 	options          options
 
@@ -39,7 +44,8 @@ var (
 func NewLock(cfg *rest.Config, namespace, lease string, opts ...Option) *Lock {
 	o := newOptions(opts)
 	o.manual = true
-	return &Lock{cfg: cfg, namespace: namespace, lease: lease, options: o}
+	connect := func() (claims, error) { return newClaims(cfg, namespace) }
+	return &Lock{connect: connect, namespace: namespace, lease: lease, options: o}
 }
 
 // NewClient makes a client that presents the lock's token on every write; it
@@ -80,12 +86,15 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	}
 	wait, cancel := context.WithTimeoutCause(ctx, getWait, ErrNotAcquired)
 	defer cancel()
-	record := &resourcelock.LeaderElectionRecord{LeaseDurationSeconds: int(held.duration / time.Second)}
+	record := &resourcelock.LeaderElectionRecord{LeaseDurationSeconds: int(held.lifetime() / time.Second)}
 	switch err := held.await(wait, l.options); {
 	case err == nil:
 		record.HolderIdentity = l.Identity()
 	case held.Err() != nil:
 		return nil, nil, err
+	case ctx.Err() != nil:
+		// The elector ends, and nobody would take the grant any more.
+		return nil, nil, errors.Join(err, held.leave(ctx))
 	default:
 		// Never the own identity, and never the same record twice: the elector
 		// must not take the holder for dead by its own clock.
@@ -96,14 +105,19 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 }
 
 // candidate gives the claim that this lock has in the queue, a new one where
-// the last is finished.
+// the last was finished before it was granted.
 func (l *Lock) candidate(ctx context.Context) (*Held, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.held != nil && l.held.Err() == nil {
-		return l.held, nil
+	if l.held != nil {
+		switch led, err := l.held.outcome(); {
+		case err == nil:
+			return l.held, nil
+		case led:
+			return nil, err
+		}
 	}
-	api, err := newClaims(l.cfg, l.namespace)
+	api, err := l.connect()
 	if err != nil {
 		return nil, err
 	}

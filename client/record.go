@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
@@ -29,6 +30,11 @@ type recorder struct {
 	// prefix stands before "/api" and "/apis" on this server.
 	prefix string
 }
+
+// carriers are the content types of bodies that take the record in. A JSON
+// patch could, but its outcome depends on the object. An apply could for the
+// price of owning the record: the next one without it would take it off.
+var carriers = []string{"application/json", "application/yaml", string(types.MergePatchType), string(types.StrategicMergePatchType)}
 
 func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !writes(req) || req.Header.Get("Upgrade") != "" {
@@ -59,16 +65,22 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 		return resp, nil
 	}
 	kind := strings.TrimSpace(strings.Split(req.Header.Get("Content-Type"), ";")[0])
-	carries := at.subresource == "" && slices.Contains([]string{"application/json", "application/yaml", string(types.MergePatchType), string(types.StrategicMergePatchType)}, kind)
-	apply := at.subresource == "" && kind == string(types.ApplyPatchType)
-	if req.Method == http.MethodDelete || at.subresource != "" {
-		carries = false
-	}
+	main := at.subresource == "" && req.Method != http.MethodDelete
+	carries := main && slices.Contains(carriers, kind)
+	apply := main && kind == string(types.ApplyPatchType)
 	switch {
 	case carries:
 		return r.resend(resp, req, body, token)
-	case at.name == "" || req.URL.Query().Has("dryRun") && !apply:
+	case req.URL.Query().Has("dryRun") && !apply:
 		return resp, nil // neither the body nor an object can hold it
+	case at.name == "" && req.Method == http.MethodDelete:
+		if refused, err := r.recordAll(req, at, token); err != nil || refused != nil {
+			return refused, err
+		}
+		_ = resp.Body.Close()
+		return r.send(req, body)
+	case at.name == "":
+		return resp, nil
 	case apply && req.URL.Query().Has("dryRun"):
 		return r.resend(resp, req, body, token)
 	}
@@ -90,6 +102,36 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	_ = recorded.Body.Close()
 	_ = resp.Body.Close()
 	return r.send(req, body)
+}
+
+// recordAll records the token on all guarded objects that a deletion of a
+// collection names, and gives the answer that stopped it, if one did.
+func (r *recorder) recordAll(req *http.Request, at location, token fence.Token) (*http.Response, error) {
+	list := req.Clone(req.Context())
+	list.Method, list.Body, list.ContentLength = http.MethodGet, nil, 0
+	list.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+	resp, err := r.send(list, nil)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return resp, err
+	}
+	var found metav1.PartialObjectMetadataList
+	err = json.NewDecoder(resp.Body).Decode(&found)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("list what %s deletes: %w", req.URL.Path, err)
+	}
+	for _, object := range found.Items {
+		if object.Labels[fence.LabelLease] == "" || object.Annotations[fence.AnnotationToken] == token.String() {
+			continue
+		}
+		one := at
+		one.object += "/" + object.Name
+		resp, err := r.record(req, one, types.MergePatchType, recordOf(token))
+		if err != nil || resp.StatusCode >= http.StatusBadRequest && resp.StatusCode != http.StatusNotFound {
+			return resp, err
+		}
+		_ = resp.Body.Close()
+	}
+	return nil, nil
 }
 
 // share lets another manager own the record too: the next apply, without it,
