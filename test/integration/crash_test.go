@@ -195,7 +195,7 @@ func TestReplicasRace(t *testing.T) {
 	for range 3 {
 		start(t, e, func(o *env.Options) { o.Operator = true })
 	}
-	const rounds = 60
+	const rounds = 150
 	last := int64(0)
 	seen := map[int64]bool{}
 	for i := range rounds {
