@@ -14,7 +14,7 @@ func TestDependencies(t *testing.T) {
 	}
 	for pkg := range strings.FieldsSeq(string(out)) {
 		for _, unwanted := range []string{
-			"sigs.k8s.io/controller-runtime/pkg/manager", "sigs.k8s.io/controller-runtime/pkg/cache", "sigs.k8s.io/controller-runtime/pkg/webhook",
+			"sigs.k8s.io/controller-runtime/pkg/manager", "sigs.k8s.io/controller-runtime/pkg/cache/internal", "sigs.k8s.io/controller-runtime/pkg/webhook",
 			"github.com/spf13/cobra", "k8s.io/cli-runtime",
 			"github.com/fencedlease/fencedlease/controllers", "github.com/fencedlease/fencedlease/webhooks", "github.com/fencedlease/fencedlease/internal",
 		} {
