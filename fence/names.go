@@ -49,12 +49,18 @@ const (
 	VerbGuard = "guard"
 	// VerbBypass is the RBAC verb on a fencedlease that a bypass needs.
 	VerbBypass = "bypass"
+	// VerbUse is the RBAC verb on a fencedlease that presenting its token to
+	// the side-effect gateway needs.
+	VerbUse = "use"
 
 	// HeaderLease, HeaderToken and HeaderKey are the request headers of the
 	// side-effect gateway.
 	HeaderLease = "Fencing-Lease"
 	HeaderToken = "Fencing-Token"
 	HeaderKey   = "Fencing-Key"
+	// HeaderAuthorization authenticates a caller to the gateway ("Bearer ..."):
+	// Authorization itself is for whom the call goes to.
+	HeaderAuthorization = "Fencing-Authorization"
 )
 
 // AnnotationsOfFence lists the annotations on guarded objects that belong to
