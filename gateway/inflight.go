@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/gateway/ledger"
+)
+
+// errSuperseded is the cause with which a call in flight is cancelled for a
+// newer token's sake.
+var errSuperseded = errors.New("a newer token waits for this call to end")
+
+// endLimit bounds how long a cancelled call may take to end.
+const endLimit = 5 * time.Second
+
+// inflight keeps the order of the calls of each key in this process.
+type inflight struct {
+	clock clock.Clock
+	limit time.Duration
+
+	mu   sync.Mutex
+	keys map[ledger.ID]map[*flight]struct{}
+}
+
+func newInflight(c clock.Clock, limit time.Duration) *inflight {
+	return &inflight{clock: c, limit: limit, keys: map[ledger.ID]map[*flight]struct{}{}}
+}
+
+// flight is one call, from before its last look at the record until its end.
+type flight struct {
+	token  fence.Token
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+}
+
+// enter notes a call. From then on newer calls of the key wait for leave.
+func (f *inflight) enter(id ledger.ID, token fence.Token, cancel context.CancelCauseFunc) (leave func()) {
+	one := &flight{token: token, cancel: cancel, ended: make(chan struct{})}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.keys[id] == nil {
+		f.keys[id] = map[*flight]struct{}{}
+	}
+	f.keys[id][one] = struct{}{}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.keys[id], one)
+		if len(f.keys[id]) == 0 {
+			delete(f.keys, id)
+		}
+		close(one.ended)
+	}
+}
+
+// older gives the calls of the key that a token has to wait for.
+func (f *inflight) older(id ledger.ID, token fence.Token) []*flight {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []*flight
+	for one := range f.keys[id] {
+		if one.token < token {
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// drain waits until no older call of the key is in flight, and cancels those
+// that take longer than the limit.
+func (f *inflight) drain(ctx context.Context, id ledger.ID, token fence.Token) error {
+	older := f.older(id, token)
+	if len(older) == 0 {
+		return nil
+	}
+	timer := f.clock.NewTimer(f.limit)
+	defer timer.Stop()
+	for cancelled := false; len(older) > 0; older = f.older(id, token) {
+		select {
+		case <-older[0].ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-timer.C():
+			if cancelled {
+				return fmt.Errorf("an older call of [%s] did not end within %s of being cancelled", id.Lease, endLimit)
+			}
+			for _, one := range older {
+				one.cancel(errSuperseded)
+			}
+			cancelled = true
+			timer.Reset(endLimit)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/gateway/ledger"
+)
+
+// errTimeout is the cause with which a call is cancelled that takes too long.
+var errTimeout = errors.New("the call took longer than --call-timeout")
+
+// errLost is the cause where the shared ledger ended a call.
+var errLost = errors.New("the ledger's session of this call has ended")
+
+// Proxy forwards calls that the gate lets through to one partner.
+type Proxy struct {
+	gate     *Gate
+	inflight *inflight
+	observer *observer
+	clock    clock.WithDelayedExecution
+	// wait bounds how long a call waits for older ones in flight, timeout a
+	// call itself, maxBody its body in bytes; 0 is no bound.
+	wait, timeout time.Duration
+	maxBody       int64
+	reverse       *httputil.ReverseProxy
+}
+
+func newProxy(g *Gate, o *observer, c clock.WithDelayedExecution, target *url.URL, transport http.RoundTripper, wait, timeout time.Duration, maxBody int64) *Proxy {
+	p := &Proxy{gate: g, inflight: newInflight(c, wait), observer: o, clock: c, wait: wait, timeout: timeout, maxBody: maxBody}
+	p.reverse = &httputil.ReverseProxy{
+		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, target) },
+		Transport:      transport,
+		FlushInterval:  -1,
+		ModifyResponse: p.answered,
+		ErrorHandler:   p.failed,
+	}
+	return p
+}
+
+// passage is one call on its way through the proxy.
+type passage struct {
+	call
+	caller caller
+	token  fence.Token
+	// sent tells that a connection to the partner was given to the call, so
+	// that it may have received something.
+	sent atomic.Bool
+	// status and reason are what the caller was told.
+	status int
+	reason fence.Reason
+}
+
+type passageKey struct{}
+
+func passageOf(ctx context.Context) *passage {
+	p, _ := ctx.Value(passageKey{}).(*passage)
+	return p
+}
+
+// ServeHTTP judges a call and forwards it.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	began := p.clock.Now()
+	c := &passage{}
+	defer func() {
+		p.observer.log(surfaceProxy, c.call, c.caller, r.Method, c.status, c.reason, p.clock.Since(began))
+	}()
+	refuse := func(problem *Problem) {
+		p.observer.decided(surfaceProxy, problem, p.clock.Since(began))
+		c.refuse(w, problem)
+	}
+	var problem *Problem
+	if problem = p.refuseForm(r); problem != nil {
+		refuse(problem)
+		return
+	}
+	if c.call, problem = readCall(r.Header, r.Trailer); problem != nil {
+		refuse(problem)
+		return
+	}
+	if c.token, c.caller, problem = p.gate.admit(r.Context(), c.call, request{r.Header, peerCertificate(r.TLS)}); problem != nil {
+		refuse(problem)
+		return
+	}
+	if p.maxBody > 0 {
+		r.Body = http.MaxBytesReader(w, r.Body, p.maxBody)
+	}
+	var digest []byte
+	if c.idempotencyKey != "" {
+		// Read before the call is in flight: a slow sender holds up nobody.
+		if digest, problem = digestOf(r); problem != nil {
+			refuse(problem)
+			return
+		}
+	}
+
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	if p.timeout > 0 {
+		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
+		defer timer.Stop()
+	}
+	leave, problem := p.enter(ctx, c, cancel)
+	if problem != nil {
+		refuse(problem)
+		return
+	}
+	defer leave()
+	if c.idempotencyKey != "" {
+		if done := p.begin(ctx, w, c, digest, refuse); done {
+			return
+		}
+	}
+	p.observer.decided(surfaceProxy, nil, p.clock.Since(began))
+	p.observer.inFlight.Inc()
+	defer p.observer.inFlight.Dec()
+	ctx = httptrace.WithClientTrace(context.WithValue(ctx, passageKey{}, c), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { c.sent.Store(true) },
+	})
+	p.reverse.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// refuseForm refuses requests that no verdict could hold for.
+func (p *Proxy) refuseForm(r *http.Request) *Problem {
+	malformed := func(format string, a ...any) *Problem {
+		return problemf(http.StatusBadRequest, MalformedRequest, format, a...)
+	}
+	switch {
+	case r.Method == http.MethodConnect, r.Method == http.MethodTrace:
+		return malformed("method %s is not forwarded", r.Method)
+	case r.Header.Get("Upgrade") != "":
+		return malformed("an upgraded connection cannot be judged call by call; send plain requests")
+	case r.URL.Host != "", r.URL.Path == "", r.URL.Path[0] != '/':
+		return malformed("the target must be a path: this gateway has one partner")
+	case p.maxBody > 0 && r.ContentLength > p.maxBody:
+		return bodyTooLarge(p.maxBody)
+	}
+	return nil
+}
+
+func bodyTooLarge(limit int64) *Problem {
+	return problemf(http.StatusRequestEntityTooLarge, BodyTooLarge, "the body is longer than %d bytes", limit)
+}
+
+// enter puts a call in flight once no older one of its key is.
+func (p *Proxy) enter(ctx context.Context, c *passage, cancel context.CancelCauseFunc) (func(), *Problem) {
+	leaveProcess := p.inflight.enter(c.id, c.token, cancel)
+	err := p.inflight.drain(ctx, c.id, c.token)
+	if err == nil {
+		recorded, leaveLedger, enterErr := p.gate.Ledger.Enter(ctx, c.id, c.token, p.wait, func() { cancel(errLost) })
+		if enterErr == nil && recorded <= c.token {
+			return func() { leaveLedger(); leaveProcess() }, nil
+		}
+		if enterErr == nil {
+			leaveProcess()
+			return nil, p.gate.stale(c.call, recorded)
+		}
+		err = enterErr
+	}
+	leaveProcess()
+	return nil, p.unsent(ctx, c, err)
+}
+
+// unsent is the problem of a call of which nothing was sent.
+func (p *Proxy) unsent(ctx context.Context, c *passage, err error) *Problem {
+	if errors.Is(context.Cause(ctx), errSuperseded) {
+		if recorded, readErr := p.gate.Ledger.Recorded(context.WithoutCancel(ctx), c.id); readErr == nil && recorded > c.token {
+			return p.gate.stale(c.call, recorded)
+		}
+	}
+	return undecided(err)
+}
+
+// rewrite makes the request that the partner gets. What was judged is written
+// anew: the proxy has stripped what the Connection header named.
+func rewrite(r *httputil.ProxyRequest, target *url.URL) {
+	c := passageOf(r.In.Context())
+	r.SetURL(target)
+	h := r.Out.Header
+	h.Del(fence.HeaderAuthorization)
+	for _, judged := range c.judgedHeaders() {
+		h[judged[0]] = []string{judged[1]}
+	}
+	r.Out.Trailer = nil
+	// The transport repeats by itself, after a connection broke, what has no
+	// body and is of a safe method or carries an idempotency key. A body that
+	// only turns out to be empty, and a name that it does not recognize, keep it
+	// from that: it must not decide when a call is repeated.
+	for _, name := range []string{HeaderIdempotencyKey, "X-Idempotency-Key"} {
+		if values, ok := h[name]; ok {
+			delete(h, name)
+			h[lower[name]] = values
+		}
+	}
+	if r.Out.Body == nil {
+		switch r.Out.Method {
+		case http.MethodGet, http.MethodHead, http.MethodOptions:
+			r.Out.Body = emptyBody{}
+		}
+	}
+}
+
+var lower = map[string]string{HeaderIdempotencyKey: "idempotency-key", "X-Idempotency-Key": "x-idempotency-key"}
+
+// emptyBody is a body that has nothing in it.
+type emptyBody struct{}
+
+func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
+func (emptyBody) Close() error             { return nil }
+
+// answered sees the partner's answer first.
+func (p *Proxy) answered(r *http.Response) error {
+	c := passageOf(r.Request.Context())
+	c.status = r.StatusCode
+	// Only the gateway speaks for itself.
+	r.Header.Del(HeaderReason)
+	r.Header.Del(HeaderOutcome)
+	if c.idempotencyKey != "" && r.StatusCode != http.StatusSwitchingProtocols {
+		p.record(r, c)
+	}
+	return nil
+}
+
+// failed answers for a partner that did not: a call of which nothing was sent
+// has failed; the outcome of any other is unknown.
+func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
+	ctx := r.Context()
+	c := passageOf(ctx)
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	if !c.sent.Load() {
+		if c.idempotencyKey != "" {
+			p.forget(ctx, c)
+		}
+		problem := problemf(http.StatusBadGateway, NotSent, "[%s] nothing was sent: %v; try again", c.id.Lease, reachError(err))
+		if errors.Is(err, errSuperseded) {
+			problem = p.unsent(ctx, c, err)
+		}
+		c.refuse(w, problem)
+		return
+	}
+	status := http.StatusBadGateway
+	if timeout, ok := errors.AsType[net.Error](err); errors.Is(err, errTimeout) || ok && timeout.Timeout() {
+		status = http.StatusGatewayTimeout
+	}
+	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		c.refuse(w, problemf(http.StatusRequestEntityTooLarge, BodyTooLarge,
+			"[%s] the body is longer than %d bytes; the partner received a part of the request, which is not valid", c.id.Lease, large.Limit))
+		return
+	}
+	c.refuse(w, problemf(status, OutcomeUnknown,
+		"[%s] the call was sent and no answer came: %v; it may have taken effect, so ask the partner before it is repeated", c.id.Lease, reachError(err)))
+}
+
+// reachError keeps the partner's address, which may be a secret, to the log.
+func reachError(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return fmt.Errorf("%s: %w", op.Op, op.Err)
+	}
+	return err
+}
+
+// refuse answers in the partner's place.
+func (c *passage) refuse(w http.ResponseWriter, problem *Problem) {
+	c.status, c.reason = problem.Status, problem.Reason
+	problem.write(w)
+}
+
+var _ http.Handler = (*Proxy)(nil)
+
+// settle gives a context for what has to be noted though the caller is gone.
+func settle(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+}
+
+func (c *passage) callID() ledger.CallID {
+	return ledger.CallID{ID: c.id, IdempotencyKey: c.idempotencyKey}
+}
