@@ -37,7 +37,7 @@ var known = []string{
 // another value than the next reader does is refused: a repeated header, a list
 // in one, another spelling, a name in the Connection header.
 func readCall(h, trailers http.Header) (call, *Problem) {
-	malformed := func(format string, a ...any) (call, *Problem) {
+	malformed := func(format string, a ...any) (call, *Problem) { //nolint:unparam // it is returned as it is
 		return call{}, problemf(http.StatusBadRequest, MalformedRequest, format, a...)
 	}
 	for name := range h {

@@ -132,7 +132,7 @@ func (r *recorder) Read(p []byte) (int, error) {
 	} else {
 		r.body = append(r.body, p[:n]...)
 	}
-	if err == io.EOF { //nolint:errorlint // readers return it bare
+	if err == io.EOF {
 		r.once.Do(func() { r.finish(r.body, !r.over) })
 	}
 	return n, err

@@ -36,7 +36,7 @@ const (
 const HeaderReason = "Fencing-Reason"
 
 // Problem is an answer of the gateway's own, with an RFC 9457 body.
-type Problem struct {
+type Problem struct { //nolint:errname // RFC 9457 calls it so
 	Status int
 	Reason fence.Reason
 	// Detail starts with the reason, as every message of the fence does.

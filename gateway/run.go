@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options, out io.Writer, listen
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	book, err := o.openLedger(ctx)
+	book, err := o.openLedger()
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ type server struct {
 	listening func(string, net.Addr)
 }
 
-func (o *Options) openLedger(ctx context.Context) (ledger.Ledger, error) {
+func (o *Options) openLedger() (ledger.Ledger, error) {
 	return bolt.Open(o.LedgerFile, bolt.Options{Keep: o.KeepOutcomes})
 }
 
@@ -174,7 +174,7 @@ func (s *server) serve(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		proxy := newProxy(s.gate, s.observer, clock.RealClock{}, target, transport, o.Wait, o.CallTimeout, o.MaxBody)
+		proxy := newProxy(s.gate, s.observer, clock.RealClock{}, target, transport, o.Wait, o.CallTimeout, o.MaxBody) //nolint:contextcheck // each call brings its own
 		services = append(services, service{"proxy-bind-address", o.ProxyAddress, config, overHTTP(proxy)})
 	}
 	for _, one := range services {

@@ -104,6 +104,8 @@ func usual() string {
 	line := strings.Join([]string{"", "0", fence.TableHeld, ""}, "\\t")
 	return all("request.operation == 'UPDATE'",
 		anyOf(header+" == ["+stored+"]", all(header+".size() == 0", id+".hasValue()", id+" != "+annotation("oldObject", fence.AnnotationWriteID))),
+		// Only digits: the token becomes part of what is searched for.
+		stored+".matches('^[0-9]+$')",
 		"has(oldObject.metadata.namespace)",
 		"!"+label("oldObject", fence.LabelLeaseNamespace)+".hasValue()",
 		same(label, fence.LabelLease, fence.LabelLeaseNamespace),

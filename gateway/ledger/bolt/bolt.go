@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	"k8s.io/utils/clock"
 
 	"github.com/fencedlease/fencedlease/fence"
@@ -66,8 +67,8 @@ const lockTimeout = 2 * time.Second
 // Open opens the ledger in a file, or makes it.
 func Open(file string, options Options) (*Ledger, error) {
 	db, err := bbolt.Open(file, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
-	if errors.Is(err, bbolt.ErrTimeout) {
-		return nil, fmt.Errorf("open the ledger %s: another process has it open; replicas share a PostgreSQL ledger instead", file)
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("open the ledger %s: another process has it open", file)
 	} else if err != nil {
 		return nil, fmt.Errorf("open the ledger %s: %w", file, err)
 	}
