@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,11 +40,12 @@ func TestALockLeadsOnce(t *testing.T) {
 				l := lockOn(api)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				led, stopped := 0, make(chan struct{})
+				var led atomic.Int64
+				stopped := make(chan struct{})
 				elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 					Lock: l, LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
 					Callbacks: leaderelection.LeaderCallbacks{
-						OnStartedLeading: func(context.Context) { led++ }, OnStoppedLeading: func() { close(stopped) },
+						OnStartedLeading: func(context.Context) { led.Add(1) }, OnStoppedLeading: func() { close(stopped) },
 					},
 				})
 				if err != nil {
@@ -53,8 +55,8 @@ func TestALockLeadsOnce(t *testing.T) {
 				synctest.Wait()
 				api.set(metav1.ConditionTrue, v1alpha1.ReasonGranted, 41)
 				<-time.After(time.Minute)
-				if token, err := l.Present(); token != 41 || err != nil || led != 1 {
-					t.Fatalf("presents %s, %v, led %d times", token, err, led)
+				if token, err := l.Present(); token != 41 || err != nil || led.Load() != 1 {
+					t.Fatalf("presents %s, %v, led %d times", token, err, led.Load())
 				}
 				if err := lose(api, l); err != nil {
 					t.Fatal(err)
