@@ -41,7 +41,11 @@ func TestWebhookDown(t *testing.T) {
 		"an unguarded patch": func() error {
 			return e.Admin.Patch(t.Context(), plain, client.RawPatch(types.MergePatchType, []byte(`{"data":{"a":"b"}}`)))
 		},
-		"an unguarded delete": func() error { return e.Admin.Delete(t.Context(), plain) },
+		"an unguarded delete": func() error {
+			gone := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "gone"}}
+			s.must(e.Admin.Create(t.Context(), gone))
+			return e.Admin.Delete(t.Context(), gone)
+		},
 		"an unguarded create": func() error {
 			return e.Admin.Create(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "pod"},
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}})
