@@ -142,6 +142,9 @@ BEGIN
             'UnissuedToken: [%s] token %s was never issued; recorded %s; the operator advances this fence', lease, token, coalesce(recorded::text, 'none'));
         END IF;
         PERFORM pg_advisory_xact_lock(hashtextextended(lease, 439804651365));
+        -- Shared as well: fence.holds does not wait, and so would not get it where
+        -- a newer token waits already, not even beside one's own.
+        PERFORM pg_advisory_xact_lock_shared(hashtextextended(lease, 439804651365));
         INSERT INTO fence.lease AS l VALUES (present.lease, present.token)
           ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET token = excluded.token WHERE l.token < excluded.token;
       END IF;

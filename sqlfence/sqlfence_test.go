@@ -434,6 +434,50 @@ func awaitBlocked(t *testing.T, d *database) {
 	}
 }
 
+// TestAdvancersQueue: a newer token that waits does not make the one before it
+// look stale, neither while that one presents nor while it writes.
+func TestAdvancersQueue(t *testing.T) {
+	d := newDatabase(t, `CREATE TABLE orders (n int)`)
+	first := d.connect("app")
+	d.exec(first, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+	d.exec(first, `SELECT fence.present('shop/orders', 40)`)
+	d.exec(first, `BEGIN`)
+	d.exec(first, `SELECT fence.present('shop/orders', 40)`)
+	admin := d.connect("postgres")
+	waiting := func(want int) {
+		t.Helper()
+		for n := -1; n != want; {
+			if err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted`).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	present := func(token int) (*pgx.Conn, chan error) {
+		c, done := d.connect("app"), make(chan error, 1)
+		d.exec(c, `BEGIN`)
+		go func() {
+			_, err := c.Exec(t.Context(), fmt.Sprintf(`SELECT fence.present('shop/orders', %d)`, token))
+			done <- err
+		}()
+		return c, done
+	}
+	second, presented := present(41)
+	waiting(1)
+	third, thereafter := present(42)
+	waiting(2)
+	d.exec(first, `COMMIT`)
+	if err := <-presented; err != nil {
+		t.Fatalf("41, with 42 behind it: %v", err)
+	}
+	d.exec(second, `INSERT INTO orders VALUES (41)`)
+	d.exec(second, `COMMIT`)
+	if err := <-thereafter; err != nil {
+		t.Fatalf("42, once 41 is done: %v", err)
+	}
+	d.exec(third, `INSERT INTO orders VALUES (42)`)
+	d.exec(third, `COMMIT`)
+}
+
 // TestStoppedHolder: a process that is stopped inside its transaction holds
 // its successor up to the limit, and not longer where the successor may end it.
 func TestStoppedHolder(t *testing.T) {
