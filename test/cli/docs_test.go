@@ -13,12 +13,11 @@ import (
 
 // A block of sh after the comment <!-- run --> has to succeed, one after
 // <!-- run: TEXT --> has to fail and print TEXT. All blocks of a page run in
-// one shell. One after <!-- run with TOOL --> is left out where the tool is
-// not among the pinned ones.
-var blocks = regexp.MustCompile("(?s)<!-- run(?: with (\\w+))?(?:: ([^>]*?))? -->\n```sh\n(.*?)```")
+// one shell.
+var blocks = regexp.MustCompile("(?s)<!-- run(?:: ([^>]*?))? -->\n```sh\n(.*?)```")
 
 // script puts a page's blocks into one script of bash.
-func script(t *testing.T, page string, tools map[string]string) string {
+func script(t *testing.T, page string) string {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -31,11 +30,7 @@ func script(t *testing.T, page string, tools map[string]string) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, "set -euo pipefail")
 	for i, m := range found {
-		tool, fails, commands := m[1], m[2], m[3]
-		if tool != "" && tools[tool] == "" {
-			t.Logf("block %d is left out: no %s", i+1, tool)
-			continue
-		}
+		fails, commands := m[1], m[2]
 		fmt.Fprintf(&b, "echo \"--- block %d\" >&2\n", i+1)
 		if fails == "" {
 			b.WriteString(commands)
@@ -47,22 +42,18 @@ func script(t *testing.T, page string, tools map[string]string) string {
 	return b.String()
 }
 
-// pinned gives the folder of a tool that is pinned in hack/tools or installed,
-// empty where it is neither.
+// pinned gives the folder of a tool that is pinned in hack/tools.
 func pinned(t *testing.T, tool string) string {
 	t.Helper()
-	if path, err := exec.LookPath(tool); err == nil {
-		return filepath.Dir(path)
-	}
 	out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../../hack/tools/go.mod", "-n", tool).Output()
 	if err != nil {
-		return ""
+		t.Fatalf("build %s: %v", tool, err)
 	}
 	return filepath.Dir(strings.TrimSpace(string(out)))
 }
 
 func TestPages(t *testing.T) {
-	tools := map[string]string{"helm": pinned(t, "helm")}
+	helm := pinned(t, "helm")
 	for _, page := range []string{"cli.md", "pipelines.md"} {
 		t.Run(page, func(t *testing.T) {
 			f := newFixture(t)
@@ -70,11 +61,9 @@ func TestPages(t *testing.T) {
 				t.Fatal(r)
 			}
 			var out bytes.Buffer
-			cmd := f.program(t.Context(), "bash", "-c", script(t, "../../docs/"+page, tools))
+			cmd := f.program(t.Context(), "bash", "-c", script(t, "../../docs/"+page))
 			cmd.Dir = t.TempDir()
-			for _, folder := range tools {
-				cmd.Env = append(cmd.Env, "PATH="+f.path()+":"+folder)
-			}
+			cmd.Env = append(cmd.Env, "PATH="+f.path()+":"+helm)
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := cmd.Run(); err != nil {
 				t.Fatalf("%v\n%s", err, &out)
