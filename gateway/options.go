@@ -56,8 +56,8 @@ type Options struct {
 	Authentication, TokenAudience string
 	Allow                         []string
 
-	// LedgerFile is the file of the ledger.
-	LedgerFile string
+	// LedgerFile or LedgerURL is the ledger.
+	LedgerFile, LedgerURL string
 	// KeepOutcomes is how long outcomes of idempotent calls are remembered.
 	KeepOutcomes time.Duration
 
@@ -111,6 +111,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.TokenAudience, "token-audience", o.TokenAudience, "for whom bearer tokens have to be meant (default: the API server)")
 	flags.StringArrayVar(&o.Allow, "allow", o.Allow, "USER=NAMESPACE/NAME: that user may use that lease, * any (repeatable; default: the RBAC verb use on the lease decides)")
 	flags.StringVar(&o.LedgerFile, "ledger-file", o.LedgerFile, "file of the embedded ledger, for one replica")
+	flags.StringVar(&o.LedgerURL, "ledger-url", o.LedgerURL, "PostgreSQL of the ledger, for several replicas, instead of --ledger-file")
 	flags.DurationVar(&o.KeepOutcomes, "keep-outcomes", o.KeepOutcomes, "how long the outcome of a call with an Idempotency-Key is remembered")
 	flags.DurationVar(&o.Wait, "wait", o.Wait, "how long a newer token waits for older calls in flight before it cancels them")
 	flags.DurationVar(&o.CallTimeout, "call-timeout", o.CallTimeout, "bound of a call, 0 for none")
@@ -152,8 +153,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--token-audience: needs --authentication=%s", AuthenticationToken)
 	case allowErr != nil:
 		return allowErr
-	case o.LedgerFile == "":
-		return errors.New("--ledger-file: must name a file")
+	case o.LedgerFile == "" && o.LedgerURL == "":
+		return errors.New("--ledger-file: must name a file, or --ledger-url a database")
 	case o.KeepOutcomes < time.Minute || o.KeepOutcomes > 10*365*24*time.Hour:
 		return fmt.Errorf("--keep-outcomes=%v: must be from 1m to 87600h", o.KeepOutcomes)
 	case o.Wait < 0 || o.Wait > time.Hour:

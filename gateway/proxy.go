@@ -23,7 +23,10 @@ import (
 var errTimeout = errors.New("the call took longer than --call-timeout")
 
 // errLost is the cause where the shared ledger ended a call.
-var errLost = errors.New("the ledger's session of this call has ended")
+var errLost = errors.New("a newer token waits for this call to end, or the ledger's session of it has ended")
+
+// overtaken tells whether a call was most likely ended for a newer one's sake.
+func overtaken(err error) bool { return errors.Is(err, errSuperseded) || errors.Is(err, errLost) }
 
 // Proxy forwards calls that the gate lets through to one partner.
 type Proxy struct {
@@ -31,15 +34,14 @@ type Proxy struct {
 	inflight *inflight
 	observer *observer
 	clock    clock.WithDelayedExecution
-	// wait bounds how long a call waits for older ones in flight, timeout a
-	// call itself, maxBody its body in bytes; 0 is no bound.
-	wait, timeout time.Duration
-	maxBody       int64
-	reverse       *httputil.ReverseProxy
+	// timeout bounds a call, maxBody its body in bytes; 0 is no bound.
+	timeout time.Duration
+	maxBody int64
+	reverse *httputil.ReverseProxy
 }
 
 func newProxy(g *Gate, o *observer, c clock.WithDelayedExecution, target *url.URL, transport http.RoundTripper, wait, timeout time.Duration, maxBody int64) *Proxy {
-	p := &Proxy{gate: g, inflight: newInflight(c, wait), observer: o, clock: c, wait: wait, timeout: timeout, maxBody: maxBody}
+	p := &Proxy{gate: g, inflight: newInflight(c, wait), observer: o, clock: c, timeout: timeout, maxBody: maxBody}
 	p.reverse = &httputil.ReverseProxy{
 		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, target) },
 		Transport:      transport,
@@ -159,7 +161,7 @@ func (p *Proxy) enter(ctx context.Context, c *passage, cancel context.CancelCaus
 	leaveProcess := p.inflight.enter(c.id, c.token, cancel)
 	err := p.inflight.drain(ctx, c.id, c.token)
 	if err == nil {
-		recorded, leaveLedger, enterErr := p.gate.Ledger.Enter(ctx, c.id, c.token, p.wait, func() { cancel(errLost) })
+		recorded, leaveLedger, enterErr := p.gate.Ledger.Enter(ctx, c.id, c.token, func() { cancel(errLost) })
 		if enterErr == nil && recorded <= c.token {
 			return func() { leaveLedger(); leaveProcess() }, nil
 		}
@@ -175,7 +177,7 @@ func (p *Proxy) enter(ctx context.Context, c *passage, cancel context.CancelCaus
 
 // unsent is the problem of a call of which nothing was sent.
 func (p *Proxy) unsent(ctx context.Context, c *passage, err error) *Problem {
-	if errors.Is(context.Cause(ctx), errSuperseded) {
+	if overtaken(context.Cause(ctx)) {
 		if recorded, readErr := p.gate.Ledger.Recorded(context.WithoutCancel(ctx), c.id); readErr == nil && recorded > c.token {
 			return p.gate.stale(c.call, recorded)
 		}
@@ -246,7 +248,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 			p.forget(ctx, c)
 		}
 		problem := problemf(http.StatusBadGateway, NotSent, "[%s] nothing was sent: %v; try again", c.id.Lease, reachError(err))
-		if errors.Is(err, errSuperseded) {
+		if overtaken(err) {
 			problem = p.unsent(ctx, c, err)
 		}
 		c.refuse(w, problem)

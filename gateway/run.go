@@ -32,6 +32,7 @@ import (
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/gateway/ledger"
 	"github.com/fencedlease/fencedlease/gateway/ledger/bolt"
+	"github.com/fencedlease/fencedlease/gateway/ledger/postgres"
 )
 
 // Bounds of a connection that no flag sets.
@@ -51,7 +52,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options, out io.Writer, listen
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	book, err := o.openLedger()
+	book, err := o.openLedger(ctx)
 	if err != nil {
 		return err
 	}
@@ -87,7 +88,10 @@ type server struct {
 	listening func(string, net.Addr)
 }
 
-func (o *Options) openLedger() (ledger.Ledger, error) {
+func (o *Options) openLedger(ctx context.Context) (ledger.Ledger, error) {
+	if o.LedgerURL != "" {
+		return postgres.Open(ctx, o.LedgerURL, postgres.Options{Wait: o.Wait, Keep: o.KeepOutcomes})
+	}
 	return bolt.Open(o.LedgerFile, bolt.Options{Keep: o.KeepOutcomes})
 }
 

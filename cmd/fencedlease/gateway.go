@@ -1,11 +1,15 @@
 package main
 
 import (
+	"io"
+
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/fencedlease/fencedlease/gateway"
+	"github.com/fencedlease/fencedlease/gateway/ledger/postgres"
+	"github.com/fencedlease/fencedlease/sqlfence"
 )
 
 func newGatewayCommand() *cobra.Command {
@@ -36,5 +40,18 @@ one partner, a decision service for NGINX, Traefik and Envoy, or all of them.
 	}
 	options.AddFlags(cmd.Flags())
 	setLogger(cmd)
+	cmd.AddCommand(newGatewaySchemaCommand())
 	return cmd
+}
+
+func newGatewaySchemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the DDL of the ledger that replicas share in PostgreSQL",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := io.WriteString(cmd.OutOrStdout(), sqlfence.Schema+"\n"+postgres.Schema)
+			return err
+		},
+	}
 }

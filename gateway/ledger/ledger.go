@@ -9,7 +9,6 @@ package ledger
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/fencedlease/fencedlease/fence"
 )
@@ -41,10 +40,10 @@ type Ledger interface {
 	// Enter is the last thing before a call leaves. It gives what is recorded:
 	// where that is above the token the call must not leave, and nothing was
 	// entered. Otherwise no replica has an older call of the key in flight any
-	// more, and none lets one leave. It waits for older calls up to the limit
-	// and then ends them. The call runs until leave; lost is called, at most
-	// once and by another goroutine, where it has to end at once.
-	Enter(ctx context.Context, id ID, token fence.Token, limit time.Duration, lost func()) (recorded fence.Token, leave func(), err error)
+	// more, and none lets one leave. Older calls are waited for, up to a limit
+	// of the ledger's, and then ended. The call runs until leave; lost is called,
+	// at most once and by another goroutine, where it has to end at once.
+	Enter(ctx context.Context, id ID, token fence.Token, lost func()) (recorded fence.Token, leave func(), err error)
 	// Ready tells whether the ledger can be reached.
 	Ready(ctx context.Context) error
 	Outcomes

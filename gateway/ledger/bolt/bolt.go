@@ -68,7 +68,7 @@ const lockTimeout = 2 * time.Second
 func Open(file string, options Options) (*Ledger, error) {
 	db, err := bbolt.Open(file, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
 	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("open the ledger %s: another process has it open", file)
+		return nil, fmt.Errorf("open the ledger %s: another process has it open; replicas share a PostgreSQL ledger instead", file)
 	} else if err != nil {
 		return nil, fmt.Errorf("open the ledger %s: %w", file, err)
 	}
@@ -253,7 +253,7 @@ func (l *Ledger) Advance(ctx context.Context, id ledger.ID, token fence.Token, w
 }
 
 // Enter has no other replica to wait for.
-func (l *Ledger) Enter(ctx context.Context, id ledger.ID, _ fence.Token, _ time.Duration, _ func()) (fence.Token, func(), error) {
+func (l *Ledger) Enter(ctx context.Context, id ledger.ID, _ fence.Token, _ func()) (fence.Token, func(), error) {
 	recorded, err := l.Recorded(ctx, id)
 	return recorded, func() {}, err
 }

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -168,7 +167,7 @@ func testEnter(t *testing.T, target Target) {
 	l, _ := target.Open(t)
 	enter := func(token, want fence.Token) {
 		t.Helper()
-		got, leave, err := l.Enter(t.Context(), key, token, time.Second, func() { t.Error("the call was lost") })
+		got, leave, err := l.Enter(t.Context(), key, token, func() { t.Error("the call was lost") })
 		if err != nil || got != want {
 			t.Fatalf("enter with %s: recorded %s, %v; want %s", token, got, err, want)
 		}
