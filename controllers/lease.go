@@ -302,7 +302,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 		}
 	}
 	if err := r.client.Status().Update(ctx, lease); err != nil {
-		r.table.retract(lease.UID)
+		r.table.retract(lease)
 		return nil, 0, err
 	}
 	if handsOver && p.issue {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -42,6 +44,7 @@ func (t *leaseTable) setup(mgr ctrl.Manager) error {
 			q.Add(reconcile.Request{NamespacedName: t.key}) // an empty table too has to be there
 			return nil
 		})).
+		WatchesRawSource(source.Channel(t.again, handler.EnqueueRequestsFromMapFunc(always))).
 		Complete(t)
 }
 
@@ -55,12 +58,15 @@ type leaseTable struct {
 	// ahead are leases that are being published, or were and the cache does not
 	// show it yet.
 	ahead map[types.UID]*v1alpha1.FencedLease
+	// again asks for a look at the table that no lease's change asks for.
+	again chan event.GenericEvent
 }
 
 func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
 	return &leaseTable{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), ahead: map[types.UID]*v1alpha1.FencedLease{},
-		key: types.NamespacedName{Namespace: operatorNamespace, Name: fence.TableName},
+		client: mgr.GetClient(), live: mgr.GetAPIReader(),
+		key:   types.NamespacedName{Namespace: operatorNamespace, Name: fence.TableName},
+		ahead: map[types.UID]*v1alpha1.FencedLease{}, again: make(chan event.GenericEvent, 1),
 	}
 }
 
@@ -68,69 +74,113 @@ func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
 // new token shows, the policies know that the former one is superseded.
 func (t *leaseTable) expect(ctx context.Context, lease *v1alpha1.FencedLease) error {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.ahead[lease.UID] = lease.DeepCopy()
 	err := t.write(ctx)
+	t.mu.Unlock()
 	if err != nil {
-		delete(t.ahead, lease.UID)
+		t.retract(lease) // the write may have arrived all the same
 	}
 	return err
 }
 
-// retract takes back what was not published after all. Who was faster has
-// changed the lease, so the table is written again.
-func (t *leaseTable) retract(uid types.UID) {
+// retract takes back what was not published after all, and has the table
+// written again: no change of a lease may follow.
+func (t *leaseTable) retract(lease *v1alpha1.FencedLease) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.ahead, uid)
+	delete(t.ahead, lease.UID)
+	t.mu.Unlock()
+	select {
+	case t.again <- event.GenericEvent{Object: lease}:
+	default: // asked for already
+	}
 }
+
+// tableCheck is how often the table is compared with the leases while none of
+// them changes: somebody may have bypassed the policy that keeps it.
+const tableCheck = time.Minute
 
 // Reconcile implements reconcile.Reconciler.
 func (t *leaseTable) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	err := t.write(ctx)
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+	switch err := t.write(ctx); {
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return ctrl.Result{RequeueAfter: 1}, nil // another replica was faster
+	case err != nil:
+		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, err
+	return ctrl.Result{RequeueAfter: tableCheck}, nil
 }
 
 // write writes the table where it says something else than the leases. t.mu is
 // held.
 func (t *leaseTable) write(ctx context.Context) error {
-	all := &v1alpha1.FencedLeaseList{}
-	if err := t.client.List(ctx, all); err != nil {
-		return err
+	// The table is read before the leases: what another replica writes later
+	// makes the update below a conflict.
+	table := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: t.key.Namespace, Name: t.key.Name}}
+	err := t.live.Get(ctx, t.key, table)
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
+		return fmt.Errorf("read the lease table %s: %w", t.key, err)
 	}
-	cached := map[types.UID]bool{}
+	leases, seen, err := t.leases(ctx, t.client)
+	if err == nil && seen < revisionOr0(table.Data[fence.TableSeen]) {
+		// Who wrote the table had seen more. A replica that was paused must not
+		// turn it back.
+		leases, seen, err = t.leases(ctx, t.live)
+	}
+	if err != nil {
+		return fmt.Errorf("list the leases for the table: %w", err)
+	}
+	data, leftOut := fence.PackTable(leases, seen)
+	if !missing && sameTable(table.Data, data) {
+		return nil
+	}
+	if leftOut > 0 {
+		ctrl.LoggerFrom(ctx).Info("Left out the newest leases, the lease table is full: writes to what they guard are rejected by the policies", "leftOut", leftOut)
+	}
+	table.Data = data
+	if missing {
+		err = t.client.Create(ctx, table)
+	} else {
+		err = t.client.Update(ctx, table)
+	}
+	if err != nil {
+		return fmt.Errorf("write the lease table %s: %w", t.key, err)
+	}
+	return nil
+}
+
+// leases gives what the table has to say, and up to which revision it is
+// complete: a lease that it lacks was created later, or is gone.
+func (t *leaseTable) leases(ctx context.Context, from client.Reader) (leases []fence.TableLease, seen int64, err error) {
+	all := &v1alpha1.FencedLeaseList{}
+	if err := from.List(ctx, all); err != nil {
+		return nil, 0, err
+	}
+	seen = revisionOr0(all.ResourceVersion) // a cache gives none
+	known := map[types.UID]bool{}
 	for i := range all.Items {
 		item := &all.Items[i]
-		cached[item.UID] = true
+		seen = max(seen, revisionOr0(item.ResourceVersion))
+		known[item.UID] = true
 		if newer := t.ahead[item.UID]; newer != nil && newer.Status.Token > item.Status.Token {
 			all.Items[i] = *newer
 		} else {
 			delete(t.ahead, item.UID)
 		}
 	}
-	maps.DeleteFunc(t.ahead, func(uid types.UID, _ *v1alpha1.FencedLease) bool { return !cached[uid] })
-	leases, seen := tableOf(all.Items)
-	data, _ := fence.PackTable(leases, seen)
+	maps.DeleteFunc(t.ahead, func(uid types.UID, _ *v1alpha1.FencedLease) bool { return !known[uid] })
+	return tableOf(all.Items), seen, nil
+}
 
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: t.key.Namespace, Name: t.key.Name}}
-	err := t.live.Get(ctx, t.key, cm)
-	switch {
-	case apierrors.IsNotFound(err):
-		cm.Data = data
-		err = t.client.Create(ctx, cm)
-	case err == nil && !sameTable(cm.Data, data):
-		cm.Data = data
-		err = t.client.Update(ctx, cm)
-	}
+// revisionOr0 reads a resourceVersion; one that is not a number counts as none.
+func revisionOr0(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return fmt.Errorf("write the lease table %s: %w", t.key, err)
+		return 0
 	}
-	return nil
+	return n
 }
 
 // sameTable tells whether two tables say the same of every lease. That one is
@@ -143,17 +193,14 @@ func sameTable(a, b map[string]string) bool {
 	return maps.Equal(a, b)
 }
 
-// tableOf gives the table's leases, the oldest first, and the revision up to
-// which it is complete: a lease that it lacks was created later, or is gone.
-func tableOf(items []v1alpha1.FencedLease) (leases []fence.TableLease, seen int64) {
+// tableOf gives the table's leases, the oldest first.
+func tableOf(items []v1alpha1.FencedLease) []fence.TableLease {
 	slices.SortFunc(items, func(a, b v1alpha1.FencedLease) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
+	leases := make([]fence.TableLease, 0, len(items))
 	for i := range items {
 		lease := &items[i]
-		if revision, err := strconv.ParseInt(lease.ResourceVersion, 10, 64); err == nil {
-			seen = max(seen, revision)
-		}
 		l := fence.TableLease{
 			Namespace: lease.Namespace, Name: lease.Name,
 			Lease: fence.Lease{
@@ -176,5 +223,5 @@ func tableOf(items []v1alpha1.FencedLease) (leases []fence.TableLease, seen int6
 		}
 		leases = append(leases, l)
 	}
-	return leases, seen
+	return leases
 }

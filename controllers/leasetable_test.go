@@ -1,0 +1,254 @@
+package controllers
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// store holds the table, counts its writes and shows leases of its own, as a
+// cache does.
+type store struct {
+	client.Client
+	leases []v1alpha1.FencedLease
+	writes *int
+	// meanwhile happens after the table was read.
+	meanwhile func()
+}
+
+func (s *store) List(_ context.Context, into client.ObjectList, _ ...client.ListOption) error {
+	into.(*v1alpha1.FencedLeaseList).Items = append([]v1alpha1.FencedLease(nil), s.leases...)
+	return nil
+}
+
+func (s *store) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	err := s.Client.Get(ctx, key, o, opts...)
+	if s.meanwhile != nil {
+		s.meanwhile()
+	}
+	return err
+}
+
+func (s *store) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
+	*s.writes++
+	return s.Client.Create(ctx, o, opts...)
+}
+
+func (s *store) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
+	*s.writes++
+	return s.Client.Update(ctx, o, opts...)
+}
+
+// tabled is a keeper of the table whose cache shows some leases and the API
+// server others.
+func tabled(cached, live []v1alpha1.FencedLease) (*leaseTable, *store) {
+	objects, writes := fake.NewClientBuilder().Build(), 0
+	cache := &store{Client: objects, leases: cached, writes: &writes}
+	return &leaseTable{
+		client: cache, live: &store{Client: objects, leases: live, writes: &writes},
+		key:   types.NamespacedName{Namespace: "fencedlease-system", Name: fence.TableName},
+		ahead: map[types.UID]*v1alpha1.FencedLease{}, again: make(chan event.GenericEvent, 1),
+	}, cache
+}
+
+// at is a lease at a revision of the store.
+func at(name string, token, revision int64) v1alpha1.FencedLease {
+	lease := v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)}}
+	lease.ResourceVersion, lease.Status.Token = strconv.FormatInt(revision, 10), token
+	return lease
+}
+
+// current gives the token that the stored table has for a lease, and up to
+// which revision it says that it is complete.
+func current(t *testing.T, table *leaseTable, name string) (token fence.Token, seen string) {
+	t.Helper()
+	cm := &corev1.ConfigMap{}
+	if err := table.client.(*store).Client.Get(t.Context(), table.key, cm); err != nil {
+		t.Fatal(err)
+	}
+	lease, _, _ := fence.LookupTable(cm.Data, "shop", name, 0)
+	return lease.Lease.Current, cm.Data[fence.TableSeen]
+}
+
+func reconcileTable(t *testing.T, table *leaseTable) ctrl.Result {
+	t.Helper()
+	result, err := table.Reconcile(t.Context(), ctrl.Request{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func TestLeaseTable(t *testing.T) {
+	main := func(token, revision int64) []v1alpha1.FencedLease {
+		return []v1alpha1.FencedLease{at("main", token, revision)}
+	}
+	tests := map[string]struct {
+		run        func(t *testing.T, table *leaseTable, cache *store)
+		wantToken  fence.Token
+		wantSeen   string
+		wantWrites int
+	}{
+		"an unchanged table is written once and looked at again": {
+			run: func(t *testing.T, table *leaseTable, _ *store) {
+				reconcileTable(t, table)
+				if got := reconcileTable(t, table); got.RequeueAfter != tableCheck {
+					t.Errorf("looks again after %s, want %s", got.RequeueAfter, tableCheck)
+				}
+			},
+			wantToken: 41, wantSeen: "100", wantWrites: 1,
+		},
+		"a lease that changed nothing of what the table says causes no write": {
+			run: func(t *testing.T, table *leaseTable, cache *store) {
+				reconcileTable(t, table)
+				cache.leases = main(41, 120)
+				reconcileTable(t, table)
+			},
+			wantToken: 41, wantSeen: "100", wantWrites: 1,
+		},
+		"a token stands there before it is published, complete no further than the cache": {
+			run: func(t *testing.T, table *leaseTable, _ *store) {
+				lease := at("main", 42, 150)
+				if err := table.expect(t.Context(), &lease); err != nil {
+					t.Fatal(err)
+				}
+			},
+			wantToken: 42, wantSeen: "100", wantWrites: 1,
+		},
+		"it stays while the cache lags, and then costs no write": {
+			run: func(t *testing.T, table *leaseTable, cache *store) {
+				lease := at("main", 42, 150)
+				if err := table.expect(t.Context(), &lease); err != nil {
+					t.Fatal(err)
+				}
+				reconcileTable(t, table)
+				cache.leases = main(42, 160)
+				reconcileTable(t, table)
+				if len(table.ahead) != 0 {
+					t.Error("what the cache shows is still kept")
+				}
+			},
+			wantToken: 42, wantSeen: "100", wantWrites: 1,
+		},
+		"what was not published is taken back without a change of the lease": {
+			run: func(t *testing.T, table *leaseTable, _ *store) {
+				lease := at("main", 42, 150)
+				if err := table.expect(t.Context(), &lease); err != nil {
+					t.Fatal(err)
+				}
+				table.retract(&lease)
+				table.retract(&lease) // nobody waits for the first one to be taken up
+				<-table.again
+				reconcileTable(t, table)
+			},
+			wantToken: 41, wantSeen: "100", wantWrites: 2,
+		},
+		"somebody's bypass is put right": {
+			run: func(t *testing.T, table *leaseTable, cache *store) {
+				reconcileTable(t, table)
+				cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: table.key.Namespace, Name: table.key.Name}}
+				if err := cache.Client.Update(t.Context(), cm); err != nil {
+					t.Fatal(err)
+				}
+				reconcileTable(t, table)
+			},
+			wantToken: 41, wantSeen: "100", wantWrites: 2,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			table, cache := tabled(main(41, 100), main(41, 100))
+			test.run(t, table, cache)
+			token, seen := current(t, table, "main")
+			if token != test.wantToken || seen != test.wantSeen || *cache.writes != test.wantWrites {
+				t.Errorf("token %s, seen %s, %d writes; want %s, %s, %d", token, seen, *cache.writes, test.wantToken, test.wantSeen, test.wantWrites)
+			}
+		})
+	}
+}
+
+// TestPausedReplicaDoesNotTurnTheTableBack: wherever a replica was stopped
+// while another one went on, a token in the table never goes down.
+func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
+	before := []v1alpha1.FencedLease{at("main", 41, 100)}
+	after := []v1alpha1.FencedLease{at("main", 42, 200)}
+	replace := func(t *testing.T, objects client.Client, key types.NamespacedName) {
+		t.Helper()
+		data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), after...)), 200)
+		cm := &corev1.ConfigMap{}
+		if err := objects.Get(t.Context(), key, cm); err != nil {
+			t.Fatal(err)
+		}
+		cm.Data = data
+		if err := objects.Update(t.Context(), cm); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("before it read the table", func(t *testing.T) {
+		table, cache := tabled(before, before)
+		reconcileTable(t, table)
+		table.live.(*store).leases = after
+		replace(t, cache.Client, table.key)
+		reconcileTable(t, table)
+		if token, _ := current(t, table, "main"); token != 42 {
+			t.Errorf("the table says %s, want 42", token)
+		}
+	})
+	t.Run("between its read and its write", func(t *testing.T) {
+		table, cache := tabled(before, before)
+		reconcileTable(t, table)
+		cache.leases = []v1alpha1.FencedLease{at("main", 41, 110), at("other", 105, 105)}
+		live := table.live.(*store)
+		live.meanwhile = func() {
+			live.meanwhile, live.leases = nil, after
+			replace(t, cache.Client, table.key)
+		}
+		if got := reconcileTable(t, table); got.RequeueAfter == tableCheck {
+			t.Error("a conflict is not tried again at once")
+		}
+		reconcileTable(t, table)
+		if token, _ := current(t, table, "main"); token != 42 {
+			t.Errorf("the table says %s, want 42", token)
+		}
+	})
+}
+
+func TestTableOfLeases(t *testing.T) {
+	minute := func(m int) metav1.Time { return metav1.Date(2026, 1, 1, 0, m, 0, 0, time.UTC) }
+	held := at("b", 42, 9)
+	held.CreationTimestamp = minute(1)
+	held.Spec = v1alpha1.FencedLeaseSpec{
+		HolderBinding: v1alpha1.HolderBindingUser, LapsedWrites: v1alpha1.LapsedWritesDeny, Presentation: v1alpha1.PresentationHeader,
+		MinToken: 50, AllowedNamespaces: []string{"cart"}, UnstampedWrites: &v1alpha1.UnstampedWrites{Default: v1alpha1.UnstampedWarn},
+	}
+	held.Status.Holder = &v1alpha1.Holder{Identity: "pod-b", User: &v1alpha1.ClaimUser{Username: "bob", PodUID: "p1"}}
+	excepted := at("a", 0, 8)
+	excepted.CreationTimestamp = minute(2)
+	excepted.Spec.UnstampedWrites = &v1alpha1.UnstampedWrites{
+		Default: v1alpha1.UnstampedAllow, Except: []v1alpha1.UnstampedException{{Action: v1alpha1.UnstampedDeny}},
+	}
+	want := []fence.TableLease{
+		{Namespace: "shop", Name: "b", Lease: fence.Lease{
+			Current: 42, Min: 50, Held: true, Holder: "pod-b", HolderUser: "bob", HolderPodUID: "p1",
+			BindUser: true, DenyLapsed: true, HeaderOnly: true,
+		}, AllowedNamespaces: []string{"cart"}, UnstampedAllowed: true},
+		// An exception may deny, so the table must not let everybody pass.
+		{Namespace: "shop", Name: "a"},
+	}
+	if diff := cmp.Diff(want, tableOf([]v1alpha1.FencedLease{excepted, held})); diff != "" {
+		t.Errorf("the oldest first (-want +got):\n%s", diff)
+	}
+}
