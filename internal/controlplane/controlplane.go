@@ -60,6 +60,7 @@ type ControlPlane struct {
 	Webhook envtest.WebhookInstallOptions
 
 	env               *envtest.Environment
+	certDir           string
 	controllerManager *exec.Cmd
 	managerKubeconfig string
 }
@@ -88,12 +89,16 @@ func Start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	server := env.ControlPlane.GetAPIServer()
 	server.Path = filepath.Join(opts.Assets, "kube-apiserver")
 	server.Out, server.Err = opts.Log, opts.Log
+	// A folder of our own keeps the certificates over a restart.
+	if server.CertDir, err = os.MkdirTemp("", "fencedlease-apiserver-"); err != nil {
+		return nil, err
+	}
 	env.ControlPlane.KubectlPath = filepath.Join(opts.Assets, "kubectl")
 	for name, value := range opts.APIServerArgs {
 		server.Configure().Set(name, value)
 	}
 
-	cp := &ControlPlane{Assets: opts.Assets, env: env}
+	cp := &ControlPlane{Assets: opts.Assets, env: env, certDir: server.CertDir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, cp.Stop())
@@ -154,7 +159,7 @@ func (cp *ControlPlane) Stop() error {
 		errs = append(errs, os.Remove(cp.managerKubeconfig))
 		cp.controllerManager = nil
 	}
-	return errors.Join(append(errs, cp.env.Stop())...)
+	return errors.Join(append(errs, cp.env.Stop(), os.RemoveAll(cp.certDir))...)
 }
 
 func (cp *ControlPlane) startControllerManager(log io.Writer) error {

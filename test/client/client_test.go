@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -137,6 +138,18 @@ func TestEveryWriteIsStamped(t *testing.T) {
 		"delete": func(ctx context.Context, c crclient.Client, namespace string) error {
 			return c.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete"}})
 		},
+		"delete all of": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.DeleteAllOf(ctx, &corev1.ConfigMap{}, crclient.InNamespace(namespace), crclient.MatchingLabels{"in": "collection"})
+		},
+		"metadata alone": func(ctx context.Context, c crclient.Client, namespace string) error {
+			m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}}
+			m.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
+			return c.Patch(ctx, m, crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"n":"%d"}}}`, changing.Add(1))))
+		},
+		"typed apply configuration": func(ctx context.Context, c crclient.Client, namespace string) error {
+			d := appsv1ac.Deployment("app", namespace).WithSpec(appsv1ac.DeploymentSpec().WithProgressDeadlineSeconds(int32(1000 + changing.Add(1))))
+			return c.Apply(ctx, d, crclient.FieldOwner("typed"), crclient.ForceOwnership)
+		},
 		"an unguarded object": func(ctx context.Context, c crclient.Client, namespace string) error {
 			return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "u-"}})
 		},
@@ -151,12 +164,14 @@ func TestEveryWriteIsStamped(t *testing.T) {
 			for _, o := range []crclient.Object{
 				guardedDeployment(namespace, "app"),
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete", Labels: map[string]string{fence.LabelLease: "main"}}},
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "two", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
 			} {
 				if err := e.Admin.Create(t.Context(), o); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if name != "delete" {
+			if !strings.HasPrefix(name, "delete") {
 				if err := do(t.Context(), stamped(t, e, cfg, a), namespace); err != nil {
 					t.Fatalf("the holder: %v", err)
 				}
