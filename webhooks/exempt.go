@@ -2,6 +2,7 @@ package webhooks
 
 import (
 	"slices"
+	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 )
@@ -49,12 +50,21 @@ var ExemptUsers = []string{
 	"system:serviceaccount:kube-system:ttl-controller",
 }
 
+// Exempt gives the exempt users of an installation: the control plane's, the
+// operator's account in its own namespace, and those that are added.
+func Exempt(operatorNamespace string, more ...string) []string {
+	users := make([]string, len(ExemptUsers), len(ExemptUsers)+len(more))
+	for i, user := range ExemptUsers {
+		users[i] = strings.Replace(user, ":fencedlease-system:", ":"+operatorNamespace+":", 1)
+	}
+	return append(users, more...)
+}
+
 // ExemptGroups are exempt too.
 var ExemptGroups = []string{"system:nodes"}
 
-// exempt tells whether a principal is one of the control plane, or of those
-// that the installation adds.
-func exempt(u authenticationv1.UserInfo, more []string) bool {
-	return slices.Contains(ExemptUsers, u.Username) || slices.Contains(more, u.Username) ||
+// exempt tells whether a principal is one of the installation's exempt ones.
+func exempt(u authenticationv1.UserInfo, users []string) bool {
+	return slices.Contains(users, u.Username) ||
 		slices.ContainsFunc(u.Groups, func(g string) bool { return slices.Contains(ExemptGroups, g) })
 }

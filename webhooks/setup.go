@@ -39,7 +39,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	}
 	mgr.GetWebhookServer().Register(path, &admission.Webhook{Handler: &handler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), mapper: mgr.GetRESTMapper(),
-		events: mgr.GetEventRecorder("fencedlease-webhook"), clock: o.Clock, exempt: o.ExemptUsers,
+		events: mgr.GetEventRecorder("fencedlease-webhook"), clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers...),
 	}})
 	return nil
 }

@@ -8,17 +8,21 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
 	"github.com/spf13/pflag"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,6 +33,7 @@ import (
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/controllers"
 	"github.com/fencedlease/fencedlease/webhooks"
+	"github.com/fencedlease/fencedlease/webhooks/policy"
 )
 
 // Leader election and certificates.
@@ -37,8 +42,8 @@ import (
 // +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=secrets,verbs=get;list;watch
 // +kubebuilder:rbac:groups="",namespace=fencedlease-system,resources=secrets,resourceNames=fencedlease-webhook-certificate,verbs=update
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,verbs=get;list;watch
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=fencedlease,verbs=update
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,resourceNames=fencedlease,verbs=get;list;watch;update
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingadmissionpolicybindings,resourceNames=fencedlease,verbs=get;list;watch
 
 // Where the webhook's certificates come from.
 const (
@@ -155,7 +160,11 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: Scheme(),
 		// Secrets are read in the operator's own namespace alone.
-		Cache:                         cache.Options{ByObject: map[client.Object]cache.ByObject{&corev1.Secret{}: {Namespaces: map[string]cache.Config{o.Namespace: {}}}}},
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{o.Namespace: {}}},
+			&admissionv1.ValidatingWebhookConfiguration{}:   {Field: fields.OneTermEqualSelector("metadata.name", webhooks.ConfigurationName)},
+			&admissionv1.ValidatingAdmissionPolicyBinding{}: {Field: fields.OneTermEqualSelector("metadata.name", policy.FenceName)},
+		}},
 		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
 		HealthProbeBindAddress:        o.ProbeAddress,
 		LeaderElection:                o.LeaderElect,
@@ -210,24 +219,45 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 // setupWebhook registers the webhook once certificates are there, on every
 // replica, leader or not, and gives its readiness.
 func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, failed chan<- error) (healthz.Checker, error) {
+	hooks, err := o.shippedHooks("webhook")
+	if err != nil {
+		return nil, err
+	}
+	spared, err := o.shippedHooks("webhook-with-policy")
+	if err != nil {
+		return nil, err
+	}
+	secret := types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName}
+	active := &activation{
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), hooks: hooks, spared: spared,
+		service: types.NamespacedName{Namespace: o.Namespace, Name: o.ServiceName},
+	}
 	if o.Certificates == CertificatesFiles {
 		close(certificates)
-	} else if err := rotator.AddRotator(mgr, &rotator.CertRotator{
-		SecretKey:      types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName},
-		CertDir:        o.CertDir,
-		CAName:         "fencedlease-ca",
-		CAOrganization: "fencedlease",
-		DNSName:        fmt.Sprintf("%s.%s.svc", o.ServiceName, o.Namespace),
-		IsReady:        certificates,
-		Webhooks:       []rotator.WebhookInfo{{Name: webhooks.ConfigurationName, Type: rotator.Validating}},
-	}); err != nil {
-		return nil, fmt.Errorf("set up the certificates: %w", err)
-	} else if err := mgr.Add(certificateFiles{mgr: mgr, secret: types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName}, dir: o.CertDir}); err != nil {
-		return nil, fmt.Errorf("set up the certificates: %w", err)
+		active.authority = func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(o.CertDir, authorityFile)) }
+	} else {
+		if err := rotator.AddRotator(mgr, &rotator.CertRotator{
+			SecretKey:      secret,
+			CertDir:        o.CertDir,
+			CAName:         "fencedlease-ca",
+			CAOrganization: "fencedlease",
+			DNSName:        fmt.Sprintf("%s.%s.svc", o.ServiceName, o.Namespace),
+			IsReady:        certificates,
+		}); err != nil {
+			return nil, fmt.Errorf("set up the certificates: %w", err)
+		}
+		files := &certificateFiles{client: mgr.GetClient(), secret: secret, dir: o.CertDir, clock: clock.RealClock{}}
+		if err := files.setup(mgr); err != nil {
+			return nil, fmt.Errorf("set up the certificates: %w", err)
+		}
+		active.authority = files.authority
+	}
+	if err := active.setup(mgr); err != nil {
+		return nil, fmt.Errorf("set up the webhook's configuration: %w", err)
 	}
 	go func() {
 		<-certificates
-		if err := webhooks.SetupWithManager(mgr, webhooks.Options{OperatorNamespace: o.Namespace}); err != nil {
+		if err := webhooks.SetupWithManager(mgr, webhooks.Options{OperatorNamespace: o.Namespace, ExemptUsers: o.ExemptUsers}); err != nil {
 			failed <- fmt.Errorf("set up the webhook: %w", err)
 		}
 	}()

@@ -14,6 +14,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,9 +111,25 @@ func TestApplyDefault(t *testing.T) {
 	await(t, done, "the operator is ready", ready)
 
 	hooks := &admissionv1.ValidatingWebhookConfiguration{}
-	await(t, done, "the API server knows the certificate's authority", func() bool {
+	if err := e.Admin.Get(t.Context(), client.ObjectKey{Name: webhooks.ConfigurationName}, hooks); err != nil || len(hooks.Webhooks) > 0 {
+		t.Fatalf("before the Service has an endpoint: %d webhooks, %v", len(hooks.Webhooks), err)
+	}
+	endpoints := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: controlplane.OperatorNamespace, Name: "webhook", Labels: map[string]string{discoveryv1.LabelServiceName: "fencedlease-webhook"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}},
+		Ports: []discoveryv1.EndpointPort{{Port: new(int32(9443))}},
+	}
+	if err := e.Admin.Create(t.Context(), endpoints); err != nil {
+		t.Fatal(err)
+	}
+	await(t, done, "the API server knows the webhooks and the certificate's authority", func() bool {
 		if err := e.Admin.Get(t.Context(), client.ObjectKey{Name: webhooks.ConfigurationName}, hooks); err != nil {
 			t.Fatal(err)
+		}
+		if len(hooks.Webhooks) == 0 {
+			return false
 		}
 		for _, hook := range hooks.Webhooks {
 			if len(hook.ClientConfig.CABundle) == 0 {
@@ -121,6 +138,12 @@ func TestApplyDefault(t *testing.T) {
 		}
 		return true
 	})
+	if err := e.Admin.Delete(t.Context(), endpoints); err != nil { // makes no difference any more
+		t.Fatal(err)
+	}
+	if generation := hooks.Generation; generation != 2 {
+		t.Errorf("the configuration was written %d times, want once", generation-1)
+	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(hooks.Webhooks[0].ClientConfig.CABundle)
 	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "fencedlease-webhook.fencedlease-system.svc", MinVersion: tls.VersionTLS12}}

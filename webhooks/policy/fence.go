@@ -186,7 +186,7 @@ func Fence(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 	policy := newPolicy(FenceName)
 	policy.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
 	policy.Spec.MatchConstraints = guardedObjects(admissionv1.Update, admissionv1.Delete)
-	policy.Spec.MatchConditions = []admissionv1.MatchCondition{{Name: "not-exempt", Expression: "!" + exempt(o)}}
+	policy.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
 	policy.Spec.Variables = fenceVariables()
 	message := fenceMessage()
 	policy.Spec.Validations = []admissionv1.Validation{

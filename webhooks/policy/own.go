@@ -28,7 +28,8 @@ func reasonByAnnotation() string {
 	return all("request.operation == 'UPDATE'", a+".orValue('') != ''", a+" != "+annotation("oldObject", fence.AnnotationBypass))
 }
 
-func notExempt(o Options) admissionv1.MatchCondition {
+// NotExempt is the match condition that keeps the exempt principals from a fence.
+func NotExempt(o Options) admissionv1.MatchCondition {
 	return admissionv1.MatchCondition{Name: "not-exempt", Expression: "!" + exempt(o)}
 }
 
@@ -43,7 +44,7 @@ func Claims(o Options) *admissionv1.ValidatingAdmissionPolicy {
 	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
 		rule(fence.Group, []string{"leaseclaims"}, admissionv1.Create, admissionv1.Update, admissionv1.Delete),
 	}}
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
 	pod := extra(extraPodUID)
 	p.Spec.Variables = []admissionv1.Variable{
 		{Name: "claim", Expression: "request.operation == 'CREATE' ? object : oldObject"},
@@ -69,7 +70,7 @@ func LastToken(o Options) *admissionv1.ValidatingAdmissionPolicy {
 	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
 		rule(fence.Group, []string{"fencedleases", "fencedleases/status"}, admissionv1.Update),
 	}}
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
 	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(same(annotation, fence.AnnotationLastToken), mendsLastToken()),
 		"FenceRemoved: only the operator writes the annotation "+fence.AnnotationLastToken+", save that a malformed one may be taken off; leave it")}
 	return p
@@ -95,7 +96,7 @@ func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpIn, Values: []string{o.OperatorNamespace}},
 		}},
 	}
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
 	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(
 		// Installing and upgrading touch metadata alone.
 		"request.operation == 'CREATE' && !has(object.data)",
@@ -115,7 +116,7 @@ func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 	p.Spec.MatchConditions = []admissionv1.MatchCondition{
 		{Name: "takes-the-mark-off", Expression: fmt.Sprintf("%s.orValue('') == 'true' && %s.orValue('') != 'true'",
 			label("oldObject", fence.LabelNamespaceMark), label("object", fence.LabelNamespaceMark))},
-		notExempt(o),
+		NotExempt(o),
 	}
 	p.Spec.Validations = []admissionv1.Validation{forbid(
 		anyOf("!params.?data[?oldObject.metadata.name].hasValue()", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),

@@ -74,3 +74,27 @@ func guardedObjects(operations ...admissionv1.OperationType) *admissionv1.MatchR
 		}},
 	}
 }
+
+// Own gives what protects the project's own objects and marks, in every
+// installation: the empty lease table, policies and their bindings.
+func Own(o Options) []any {
+	marks, marksBinding := Marks(o)
+	objects := []any{Table(o), marks, marksBinding}
+	for _, p := range []*admissionv1.ValidatingAdmissionPolicy{Claims(o), LastToken(o), Tables(o)} {
+		objects = append(objects, p, Bind(p))
+	}
+	return objects
+}
+
+// Layer gives the policies that judge writes to guarded objects.
+func Layer(o Options) []any {
+	fencing, fencingBinding := Fence(o)
+	bypasses, bypassesBinding := Bypasses(o)
+	return []any{fencing, fencingBinding, bypasses, bypassesBinding}
+}
+
+// Alone gives what goes with Layer where no webhook is installed.
+func Alone(o Options) []any {
+	strict, strictBinding := Strict(o)
+	return []any{strict, strictBinding}
+}

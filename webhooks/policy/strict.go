@@ -16,7 +16,7 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 	p := newPolicy("fencedlease-strict")
 	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
 	p.Spec.MatchConstraints = guardedObjects(admissionv1.Create, admissionv1.Update, admissionv1.Delete)
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{notExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
 	leaseNames := []string{fence.LabelLease, fence.LabelLeaseNamespace}
 	verb := func(verb string) string {
 		return "authorizer.group(" + quote(fence.Group) + ").resource('fencedleases').namespace(variables.leaseNamespace).name(variables.lease).check(" + quote(verb) + ").allowed()"
@@ -57,6 +57,9 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 		// Rules 1 and 2, as the fence policy has them.
 		{Name: "nothing", Expression: "request.operation == 'UPDATE' && " + anyOf("object == oldObject", finishes())},
 		{Name: "verdict", Expression: cases(
+			// Active once the operator has written the table: an installation
+			// beside guarded objects that are there already blocks none of them.
+			is{"!params.?data[?" + quote(fence.TableSeen) + "].hasValue()", "''"},
 			is{"variables.nothing || variables.decided", "''"},
 			// A bypass leaves the record alone, unless it takes the guard off.
 			is{"variables.bypassed", "((variables.untouched || !" + label("object", fence.LabelLease) + ".hasValue()) ? '' : 'touched')"},

@@ -1,0 +1,197 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/yaml"
+
+	"github.com/fencedlease/fencedlease/config"
+	"github.com/fencedlease/fencedlease/internal/controlplane"
+	"github.com/fencedlease/fencedlease/webhooks"
+	"github.com/fencedlease/fencedlease/webhooks/policy"
+)
+
+// +kubebuilder:rbac:groups=discovery.k8s.io,namespace=fencedlease-system,resources=endpointslices,verbs=list
+
+// activation writes the webhook's configuration, which is installed without a
+// webhook in it: until a replica serves, nothing waits for one. It also
+// restores what somebody changed, and keeps the authorities that the API
+// server trusts.
+type activation struct {
+	client  client.Client
+	live    client.Reader
+	service types.NamespacedName // the webhook's
+	// hooks are what the configuration is to hold, and spared what it is to
+	// hold while the fence policy decides the more frequent writes.
+	hooks, spared []admissionv1.ValidatingWebhook
+	// authority gives what signed the certificate that is served, or is to be.
+	authority func(context.Context) ([]byte, error)
+}
+
+const (
+	// servedCheck is how often to look whether the webhook is served.
+	servedCheck = time.Second
+	// authorityCheck is how often to look at a mounted authority, of which no
+	// watch tells.
+	authorityCheck = 10 * time.Second
+)
+
+func (a *activation) setup(mgr ctrl.Manager) error {
+	always := func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: webhooks.ConfigurationName}}}
+	}
+	return ctrl.NewControllerManagedBy(mgr).Named("activation").
+		For(&admissionv1.ValidatingWebhookConfiguration{}).
+		Watches(&admissionv1.ValidatingAdmissionPolicyBinding{}, handler.EnqueueRequestsFromMapFunc(always)).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(always)).
+		Complete(a)
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	if err := a.client.Get(ctx, req.NamespacedName, configuration); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err) // the layer is not installed, or is being taken away
+	}
+	authority, err := a.authority(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	first := len(configuration.Webhooks) == 0
+	if first {
+		served, err := a.served(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if !served || len(authority) == 0 {
+			return ctrl.Result{RequeueAfter: servedCheck}, nil
+		}
+	}
+	hooks, err := a.scope(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	want := trusting(hooks, configuration.Webhooks, authority)
+	if equality.Semantic.DeepEqual(want, configuration.Webhooks) {
+		return ctrl.Result{RequeueAfter: authorityCheck}, nil
+	}
+	configuration.Webhooks = want
+	if err := a.client.Update(ctx, configuration); err != nil {
+		return ctrl.Result{}, fmt.Errorf("write the webhook's configuration: %w", err)
+	}
+	if first {
+		ctrl.LoggerFrom(ctx).Info("Activated the webhook")
+	}
+	return ctrl.Result{RequeueAfter: authorityCheck}, nil
+}
+
+// scope gives the webhooks that are needed beside the policies that are there.
+func (a *activation) scope(ctx context.Context) ([]admissionv1.ValidatingWebhook, error) {
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
+	err := a.client.Get(ctx, client.ObjectKey{Name: policy.FenceName}, binding)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return nil, fmt.Errorf("look whether the fence policy is installed: %w", err)
+	case err == nil && binding.DeletionTimestamp.IsZero() && slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
+		return a.spared, nil
+	}
+	return a.hooks, nil
+}
+
+// trusting gives the webhooks with the authorities that the API server is to
+// trust.
+func trusting(hooks, now []admissionv1.ValidatingWebhook, authority []byte) []admissionv1.ValidatingWebhook {
+	var trusted []byte
+	if len(now) > 0 {
+		trusted = now[0].ClientConfig.CABundle
+	}
+	want := make([]admissionv1.ValidatingWebhook, len(hooks))
+	for i := range hooks {
+		hooks[i].DeepCopyInto(&want[i])
+		want[i].ClientConfig.CABundle = withAuthority(trusted, authority)
+	}
+	return want
+}
+
+// withAuthority gives the bundle that trusts an authority besides the one that
+// it trusted last: while an authority is replaced, some replicas serve what the
+// former one signed.
+func withAuthority(bundle, authority []byte) []byte {
+	authority = bytes.TrimSpace(authority)
+	if len(authority) == 0 {
+		return bundle
+	}
+	former, rest := pem.Decode(bundle)
+	for former != nil {
+		if text := bytes.TrimSpace(pem.EncodeToMemory(former)); !bytes.Equal(text, authority) {
+			return append(append(append([]byte(nil), authority...), '\n'), append(text, '\n')...)
+		}
+		former, rest = pem.Decode(rest)
+	}
+	return append(append([]byte(nil), authority...), '\n')
+}
+
+// served tells whether the API server would find a replica behind the Service.
+func (a *activation) served(ctx context.Context) (bool, error) {
+	behind := &discoveryv1.EndpointSliceList{}
+	if err := a.live.List(ctx, behind, client.InNamespace(a.service.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: a.service.Name}); err != nil {
+		return false, fmt.Errorf("look whether the webhook is served: %w", err)
+	}
+	for _, slice := range behind.Items {
+		for _, endpoint := range slice.Endpoints {
+			if endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// shippedHooks gives the webhooks of a shipped configuration as this
+// installation needs them.
+func (o *Options) shippedHooks(folder string) ([]admissionv1.ValidatingWebhook, error) {
+	data, err := config.FS.ReadFile(path.Join(folder, "manifests.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	data = bytes.ReplaceAll(data, []byte(controlplane.OperatorNamespace), []byte(o.Namespace))
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	if err := yaml.UnmarshalStrict(data, configuration); err != nil {
+		return nil, fmt.Errorf("config/%s/manifests.yaml: %w", folder, err)
+	}
+	notExempt := policy.NotExempt(policy.Options{OperatorNamespace: o.Namespace, ExemptUsers: webhooks.Exempt(o.Namespace, o.ExemptUsers...), ExemptGroups: webhooks.ExemptGroups})
+	for i := range configuration.Webhooks {
+		hook := &configuration.Webhooks[i]
+		hook.ClientConfig.Service.Name = o.ServiceName
+		// What the API server would default, so that the two can be compared.
+		hook.ClientConfig.Service.Port = new(int32(443))
+		if hook.ObjectSelector == nil {
+			hook.ObjectSelector = &metav1.LabelSelector{}
+		}
+		for j := range hook.Rules {
+			hook.Rules[j].Scope = new(admissionv1.AllScopes)
+		}
+		for j := range hook.MatchConditions {
+			if hook.MatchConditions[j].Name == notExempt.Name {
+				hook.MatchConditions[j] = notExempt
+			}
+		}
+	}
+	return configuration.Webhooks, nil
+}
