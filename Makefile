@@ -56,11 +56,12 @@ generate: ## Write deep copies and apply configurations
 	$(TOOL) controller-gen object applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
 
 .PHONY: manifests
-manifests: ## Write the CRDs, roles and admission manifests under config/
+manifests: ## Write the CRDs, roles and admission manifests under config/ and the chart's templates of them
 	$(TOOL) controller-gen crd:maxDescLen=10000 paths=./api/v1alpha1 output:crd:artifacts:config=config/crd/bases
 	$(TOOL) controller-gen rbac:roleName=fencedlease paths="./controllers/...;./webhooks/...;./internal/operator/..." output:rbac:artifacts:config=config/rbac
 	$(TOOL) controller-gen webhook paths=./webhooks/... output:webhook:artifacts:config=config/webhook
 	go run ./hack/gen-policy
+	go run ./hack/gen-chart
 
 .PHONY: lint
 lint: ## Run golangci-lint, with the Kubernetes API linter in it

@@ -33,7 +33,7 @@ func newRootCommand() *cobra.Command {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.AddCommand(newManagerCommand(), newDevCommand(), newControlPlaneCommand(), newSQLCommand(), newGatewayCommand())
+	root.AddCommand(newManagerCommand(), newDevCommand(), newControlPlaneCommand(), newSQLCommand(), newGatewayCommand(), newUninstallCommand())
 	return root
 }
 

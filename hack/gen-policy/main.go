@@ -26,22 +26,14 @@ func main() {
 
 func generate() error {
 	o := policy.Options{OperatorNamespace: controlplane.OperatorNamespace, ExemptUsers: webhooks.ExemptUsers, ExemptGroups: webhooks.ExemptGroups}
-	marks, marksBinding := policy.Marks(o)
-	fencing, fencingBinding := policy.Fence(o)
-	bypasses, bypassesBinding := policy.Bypasses(o)
-	strict, strictBinding := policy.Strict(o)
-	own := []any{policy.Table(o), marks, marksBinding}
-	for _, p := range []*admissionv1.ValidatingAdmissionPolicy{policy.Claims(o), policy.LastToken(o), policy.Tables(o)} {
-		own = append(own, p, policy.Bind(p))
-	}
 	withPolicy, err := spared()
 	if err != nil {
 		return err
 	}
 	for file, objects := range map[string][]any{
-		"config/own/manifests.yaml":                 own,
-		"config/policy/manifests.yaml":              {fencing, fencingBinding, bypasses, bypassesBinding},
-		"config/policy-only/manifests.yaml":         {strict, strictBinding},
+		"config/own/manifests.yaml":                 policy.Own(o),
+		"config/policy/manifests.yaml":              policy.Layer(o),
+		"config/policy-only/manifests.yaml":         policy.Alone(o),
 		"config/webhook-with-policy/manifests.yaml": {withPolicy},
 	} {
 		if err := write(file, objects); err != nil {

@@ -37,6 +37,8 @@ type Options struct {
 	Assets string
 	// Webhook and Policy install the two layers of the admission fence.
 	Webhook, Policy bool
+	// Bare installs nothing of ours.
+	Bare bool
 	// ControllerManager starts kube-controller-manager too.
 	ControllerManager bool
 	// APIServerArgs are further flags of kube-apiserver, without dashes.

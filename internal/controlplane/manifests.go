@@ -32,6 +32,9 @@ type manifests struct {
 // load reads the shipped manifests that opts asks for.
 func load(opts Options) (*manifests, error) {
 	m := &manifests{}
+	if opts.Bare {
+		return m, nil
+	}
 	folders := []string{"crd/bases", "rbac", "own"}
 	switch {
 	case opts.Webhook && opts.Policy:
@@ -110,6 +113,9 @@ func convert(from *unstructured.Unstructured, to any) error {
 // install brings the cluster to where kubectl apply -k would: the operator's
 // namespace and permissions, then the layers of the fence.
 func (cp *ControlPlane) install(ctx context.Context, admin client.Client, m *manifests, opts Options) error {
+	if opts.Bare {
+		return nil
+	}
 	objects := []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: OperatorNamespace}},
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: OperatorNamespace, Name: "fencedlease"}},

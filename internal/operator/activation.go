@@ -195,3 +195,20 @@ func (o *Options) shippedHooks(folder string) ([]admissionv1.ValidatingWebhook, 
 	}
 	return configuration.Webhooks, nil
 }
+
+// AdmissionObjects names the cluster's objects by which the fence is asked, in
+// the order in which they are taken away.
+func AdmissionObjects() []client.Object {
+	objects := []client.Object{&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: webhooks.ConfigurationName}}}
+	var policies []client.Object
+	o := policy.Options{OperatorNamespace: controlplane.OperatorNamespace}
+	for _, object := range slices.Concat(policy.Layer(o), policy.Alone(o), policy.Own(o)) {
+		switch object := object.(type) {
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			objects = append(objects, &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: object.Name}})
+		case *admissionv1.ValidatingAdmissionPolicy:
+			policies = append(policies, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: object.Name}})
+		}
+	}
+	return append(objects, policies...)
+}

@@ -48,6 +48,8 @@ type Options struct {
 	// Policy installs the admission policies and keeps the lease table; without
 	// Webhook the strict policy stands in for it.
 	Policy bool
+	// Bare installs nothing of ours, and runs no operator.
+	Bare bool
 	// Operator runs the controllers.
 	Operator bool
 	// ControllerManager runs the real kube-controller-manager.
@@ -159,7 +161,7 @@ func New(opts Options) (_ *Environment, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cp, err := controlplane.Start(ctx, controlplane.Options{
-		Webhook: opts.Webhook, Policy: opts.Policy, ControllerManager: opts.ControllerManager, APIServerArgs: opts.APIServerArgs,
+		Bare: opts.Bare, Webhook: opts.Webhook, Policy: opts.Policy, ControllerManager: opts.ControllerManager, APIServerArgs: opts.APIServerArgs,
 	})
 	if err != nil {
 		return nil, err

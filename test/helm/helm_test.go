@@ -1,0 +1,451 @@
+// Package helm installs the chart with the real helm on the real API server
+// and kube-controller-manager, with the operator's processes started as the
+// rendered Deployment says.
+package helm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	fenceclient "github.com/fencedlease/fencedlease/client"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/internal/controlplane"
+	"github.com/fencedlease/fencedlease/test/env"
+	"github.com/fencedlease/fencedlease/webhooks"
+)
+
+const (
+	chart       = "../../charts/fencedlease"
+	certificate = "fencedlease-webhook-certificate"
+	namespace   = "fencedlease-system"
+)
+
+// cluster is a control plane with nothing of ours, a node, and helm.
+type cluster struct {
+	*env.Environment
+	t       *testing.T
+	kubelet *kubelet
+	helm    string
+	config  string // a kubeconfig of the administrator
+	tenant  string // a namespace with a lease "main"
+	worker  *rest.Config
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "fencedlease")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/fencedlease").CombinedOutput(); err != nil {
+		t.Fatalf("build the operator: %v\n%s", err, out)
+	}
+	e := env.Start(t, env.Options{Bare: true, ControllerManager: true, APIServerArgs: map[string]string{
+		// The API server calls webhooks at the addresses of EndpointSlices.
+		"enable-aggregator-routing": "true",
+	}})
+	c := &cluster{Environment: e, t: t, kubelet: startKubelet(t, e, program), helm: helm(t), config: filepath.Join(dir, "kubeconfig")}
+	data, err := controlplane.KubeConfig(e.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.config, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}}}
+	if err := e.Admin.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// helm gives the pinned helm.
+func helm(t *testing.T) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "tool", "-modfile=../../hack/tools/go.mod", "-n", "helm").Output()
+	if err != nil {
+		t.Fatalf("build helm: %v", err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (c *cluster) run(args ...string) string {
+	c.t.Helper()
+	var out bytes.Buffer
+	cmd := exec.CommandContext(c.t.Context(), c.helm, append(args, "--namespace", namespace)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.config, "HELM_CACHE_HOME="+filepath.Dir(c.config))
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		c.t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, &out)
+	}
+	return out.String()
+}
+
+// makeTenant makes a namespace with a lease, and the account of its workers.
+func (c *cluster) makeTenant() {
+	c.t.Helper()
+	c.tenant = c.Namespace(c.t)
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: "main"}}
+	c.must(c.Admin.Create(c.t.Context(), lease))
+	c.Grant(c.t, c.tenant, "worker",
+		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get", "guard"}},
+		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"leaseclaims"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}})
+	c.worker = c.UserConfig(c.t, "worker")
+}
+
+func (c *cluster) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) await(what string, limit time.Duration, done func() bool) {
+	c.t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	expired := time.After(limit)
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-expired:
+			c.t.Fatalf("waited %s until %s", limit, what)
+		}
+	}
+}
+
+func (c *cluster) acquire(identity string) *fenceclient.Held {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	defer cancel()
+	held, err := fenceclient.Acquire(ctx, c.worker, c.tenant, "main", fenceclient.WithIdentity(identity))
+	c.must(err)
+	return held
+}
+
+// with gives a client whose writes present a token by header.
+func (c *cluster) with(token fence.Token) client.Client {
+	c.t.Helper()
+	cfg := rest.CopyConfig(c.Config)
+	cfg.QPS = -1
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "worker", Extra: map[string][]string{fence.ExtraToken: {token.String()}}}
+	cl, err := client.New(cfg, client.Options{Scheme: c.Scheme})
+	c.must(err)
+	return cl
+}
+
+func (c *cluster) object(name string, token fence.Token) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: c.tenant, Name: name, Labels: map[string]string{fence.LabelLease: "main"}, Annotations: map[string]string{fence.AnnotationToken: token.String()},
+	}}
+}
+
+func (c *cluster) patch(cl client.Client, name, value string) error {
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: name}}
+	return cl.Patch(c.t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"value":%q}}`, value)))
+}
+
+// TestLife installs, upgrades with a changed CRD, rolls back, uninstalls and
+// installs again.
+func TestLife(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	started := time.Now()
+	c.run("install", "fencedlease", chart, "--wait", "--timeout=2m")
+	c.makeTenant()
+	first := c.acquire("first")
+	stale := first.Token()
+	c.must(c.with(stale).Create(t.Context(), c.object("guarded", stale)))
+	c.must(first.Release(t.Context()))
+	second := c.acquire("second")
+	current := second.Token()
+	c.must(c.with(current).Patch(t.Context(), c.object("guarded", current), client.Merge))
+	if err := c.patch(c.with(stale), "guarded", "stale"); !fenceclient.IsStale(err) {
+		t.Fatalf("a superseded holder's write: %v", err)
+	}
+	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+	if err := c.patch(c.Admin, "guarded", "unstamped"); !unstamped(err) {
+		t.Fatalf("an unstamped write: %v", err)
+	}
+	if took := time.Since(started); took > 30*time.Second {
+		t.Errorf("install to a rejected stale write took %s, want less than 30s", took)
+	} else {
+		t.Logf("install to a rejected stale write: %s", took.Round(time.Second))
+	}
+
+	// A new version with another CRD.
+	newer := filepath.Join(t.TempDir(), "fencedlease")
+	c.must(os.CopyFS(newer, os.DirFS(chart)))
+	edit(t, filepath.Join(newer, "Chart.yaml"), `(?m)^version: .*`, "version: 99.0.0")
+	edit(t, filepath.Join(newer, "templates/crds.yaml"), `(?m)^    - jsonPath: .metadata.creationTimestamp\n`, "    - jsonPath: .metadata.uid\n      name: Upgraded\n      type: string\n$0")
+	c.run("upgrade", "fencedlease", newer, "--wait", "--timeout=2m", "--set", "podAnnotations.upgraded=yes")
+	if !c.upgraded() {
+		t.Error("the upgrade left the CRDs as they were")
+	}
+	c.fenced("after the upgrade", stale, current)
+	c.run("rollback", "fencedlease", "1", "--wait", "--timeout=2m")
+	if c.upgraded() {
+		t.Error("the rollback left the CRDs as they were")
+	}
+	c.fenced("after the rollback", stale, current)
+
+	// The webhook alone, and both again.
+	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.policies=false")
+	c.fenced("with the webhook alone", stale, current)
+	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.webhook=false")
+	c.fenced("with the policies alone", stale, current)
+	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m")
+	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+	c.fenced("with both again", stale, current)
+
+	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
+	for _, list := range []client.ObjectList{&admissionv1.ValidatingWebhookConfigurationList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &appsv1.DeploymentList{}} {
+		c.must(c.Admin.List(t.Context(), list))
+		if n := strings.Count(fmt.Sprintf("%T %v", list, list), "fencedlease"); n > 0 {
+			t.Errorf("left behind: %v", list)
+		}
+	}
+	c.must(c.patch(c.Admin, "guarded", "unfenced"))
+	leases := &v1alpha1.FencedLeaseList{}
+	c.must(c.Admin.List(t.Context(), leases))
+	if len(leases.Items) != 1 {
+		t.Fatalf("%d leases are left, want the one", len(leases.Items))
+	}
+	c.nothingTerminates()
+
+	c.run("install", "fencedlease", chart, "--wait", "--timeout=2m")
+	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+	c.fenced("after installing again", stale, current)
+	c.must(second.Release(t.Context()))
+	third := c.acquire("third")
+	if third.Token() <= current {
+		t.Errorf("token %s after %s", third.Token(), current)
+	}
+	c.must(third.Release(t.Context()))
+}
+
+// TestUninstallWithCRDs takes everything away, the leases too.
+func TestUninstallWithCRDs(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.run("install", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "crds.keep=false")
+	c.makeTenant()
+	held := c.acquire("holder")
+	c.must(c.with(held.Token()).Create(t.Context(), c.object("guarded", held.Token())))
+	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
+	c.await("the CRDs are gone", time.Minute, func() bool {
+		crds := &apiextensionsv1.CustomResourceDefinitionList{}
+		c.must(c.Admin.List(t.Context(), crds))
+		return len(crds.Items) == 0
+	})
+	c.must(c.patch(c.Admin, "guarded", "unfenced"))
+	c.must(c.Admin.Delete(t.Context(), c.object("guarded", 0)))
+	c.nothingTerminates()
+}
+
+func unstamped(err error) bool {
+	reason, ok := fenceclient.Reason(err)
+	return ok && reason == fence.Unstamped
+}
+
+// fenced asserts that the fence stands: the holder writes, the superseded one
+// does not.
+func (c *cluster) fenced(when string, stale, current fence.Token) {
+	c.t.Helper()
+	if err := c.patch(c.with(stale), "guarded", when); !fenceclient.IsStale(err) {
+		c.t.Errorf("%s a superseded holder's write: %v", when, err)
+	}
+	if err := c.patch(c.with(current), "guarded", when); err != nil {
+		c.t.Errorf("%s the holder's write: %v", when, err)
+	}
+	if err := c.patch(c.Admin, "guarded", "unstamped"); !unstamped(err) {
+		c.t.Errorf("%s an unstamped write: %v", when, err)
+	}
+}
+
+func (c *cluster) hooks() []admissionv1.ValidatingWebhook {
+	c.t.Helper()
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	c.must(c.Admin.Get(c.t.Context(), client.ObjectKey{Name: webhooks.ConfigurationName}, configuration))
+	return configuration.Webhooks
+}
+
+func (c *cluster) upgraded() bool {
+	c.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	c.must(c.Admin.Get(c.t.Context(), client.ObjectKey{Name: "fencedleases.fencedlease.io"}, crd))
+	for _, column := range crd.Spec.Versions[0].AdditionalPrinterColumns {
+		if column.Name == "Upgraded" {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *cluster) nothingTerminates() {
+	c.t.Helper()
+	c.await("nothing is terminating", time.Minute, func() bool {
+		for _, list := range []client.ObjectList{&corev1.NamespaceList{}, &corev1.PodList{}, &corev1.ConfigMapList{}, &apiextensionsv1.CustomResourceDefinitionList{}} {
+			c.must(c.Admin.List(c.t.Context(), list))
+			if strings.Contains(fmt.Sprint(list), "Terminating") {
+				return false
+			}
+		}
+		pods := &corev1.PodList{}
+		c.must(c.Admin.List(c.t.Context(), pods, client.InNamespace(namespace)))
+		return len(pods.Items) == 0
+	})
+}
+
+func edit(t *testing.T, file, pattern, with string) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := regexp.MustCompile(pattern).ReplaceAll(data, []byte(with))
+	if bytes.Equal(changed, data) {
+		t.Fatalf("%s: nothing matches %s", file, pattern)
+	}
+	if err := os.WriteFile(file, changed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestUnderLoad writes guarded objects without a pause while the certificates
+// rotate and while each replica is deleted, and killed. No write of the holder
+// fails, and no superseded one gets through.
+func TestUnderLoad(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.run("install", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "drainSeconds=2")
+	c.makeTenant()
+	first := c.acquire("first")
+	superseded := first.Token()
+	c.must(first.Release(t.Context()))
+	holder := c.acquire("second")
+	defer func() { _ = holder.Release(context.Background()) }()
+	c.must(c.with(holder.Token()).Create(t.Context(), c.object("guarded", holder.Token())))
+	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+
+	var writes, created, stale atomic.Int64
+	var creating atomic.Bool
+	creating.Store(true)
+	ctx, stop := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	const perSecond = 200
+	repeat := func(rate int, write func(n int64) error) {
+		writers.Go(func() {
+			tick := time.NewTicker(time.Second / time.Duration(rate))
+			defer tick.Stop()
+			for n := int64(0); ; n++ {
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					return
+				}
+				if err := write(n); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	current, former := c.with(holder.Token()), c.with(superseded)
+	for range 4 {
+		repeat(perSecond/4, func(n int64) error {
+			writes.Add(1)
+			if err := c.patch(current, "guarded", fmt.Sprint(n)); err != nil {
+				return fmt.Errorf("the holder's write: %w", err)
+			}
+			return nil
+		})
+	}
+	repeat(20, func(n int64) error { // what only the webhook judges
+		if !creating.Load() {
+			return nil
+		}
+		created.Add(1)
+		if err := current.Create(ctx, c.object(fmt.Sprintf("new-%d", n), holder.Token())); err != nil {
+			return fmt.Errorf("the holder's create: %w", err)
+		}
+		return nil
+	})
+	repeat(20, func(n int64) error {
+		stale.Add(1)
+		if err := c.patch(former, "guarded", "stale"); err == nil {
+			return errors.New("a superseded holder's write committed")
+		}
+		if err := former.Create(ctx, c.object(fmt.Sprintf("stale-%d", n), superseded)); err == nil {
+			return errors.New("a superseded holder's create committed")
+		}
+		return nil
+	})
+	more := func(what string) { // a second of load
+		t.Helper()
+		until := writes.Load() + perSecond/2
+		c.await(what, time.Minute, func() bool { return writes.Load() >= until })
+	}
+	more("writes pass")
+
+	// Everything anew, the authority too.
+	before := c.hooks()[0].ClientConfig.CABundle
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: certificate}}
+	c.must(c.Admin.Patch(t.Context(), secret, client.RawPatch(types.MergePatchType, []byte(`{"data":null}`))))
+	c.await("a new authority is trusted", time.Minute, func() bool { return !bytes.Equal(before, c.hooks()[0].ClientConfig.CABundle) })
+	c.must(c.Admin.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
+	c.await("every replica serves a new certificate", time.Minute, func() bool { return c.servesAll(secret.Data["tls.crt"]) })
+	more("writes pass after the rotation")
+
+	for _, p := range c.kubelet.running("fencedlease-") {
+		c.must(c.Admin.Delete(t.Context(), p.Pod))
+		c.await("the Pod is replaced", time.Minute, func() bool { return c.replaced(p) })
+		more("writes pass after a replica was deleted")
+	}
+	creating.Store(false) // a call in flight to a process that is killed fails
+	for _, p := range c.kubelet.running("fencedlease-") {
+		p.signal(syscall.SIGKILL)
+		more("writes pass while a replica is dead")
+		c.await("the replica is back", time.Minute, func() bool { return c.available() == 2 })
+	}
+	stop()
+	writers.Wait()
+	t.Logf("%d writes and %d creates of the holder, %d stale attempts", writes.Load(), created.Load(), stale.Load())
+}
+
+func (c *cluster) available() int32 {
+	c.t.Helper()
+	d := &appsv1.Deployment{}
+	c.must(c.Admin.Get(c.t.Context(), client.ObjectKey{Namespace: namespace, Name: "fencedlease"}, d))
+	return d.Status.AvailableReplicas
+}
+
+func (c *cluster) replaced(gone *pod) bool {
+	for _, p := range c.kubelet.running("fencedlease-") {
+		if p.UID == gone.UID {
+			return false
+		}
+	}
+	return c.available() == 2
+}
