@@ -110,6 +110,20 @@ func convert(from *unstructured.Unstructured, to any) error {
 	return nil
 }
 
+// Install installs what opts names into a control plane that was started bare.
+// The CRDs have to be there.
+func (cp *ControlPlane) Install(ctx context.Context, opts Options) error {
+	m, err := load(opts)
+	if err != nil {
+		return err
+	}
+	admin, err := client.New(cp.Config, client.Options{})
+	if err != nil {
+		return err
+	}
+	return cp.install(ctx, admin, m, opts)
+}
+
 // install brings the cluster to where kubectl apply -k would: the operator's
 // namespace and permissions, then the layers of the fence.
 func (cp *ControlPlane) install(ctx context.Context, admin client.Client, m *manifests, opts Options) error {

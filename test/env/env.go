@@ -175,16 +175,29 @@ func New(opts Options) (_ *Environment, err error) {
 	if e.Admin, err = client.NewWithWatch(cp.Config, client.Options{Scheme: e.Scheme}); err != nil {
 		return nil, err
 	}
-	if opts.Operator || opts.Webhook || opts.Policy {
-		m, err := e.StartManager()
-		if err != nil {
-			return nil, err
-		}
-		if err := m.WaitReady(ctx); err != nil {
-			return nil, err
-		}
+	return e, e.startFirst(ctx)
+}
+
+// Install installs what opts names into an environment that was started bare,
+// whose CRDs are there, and runs the operator.
+func (e *Environment) Install(ctx context.Context, opts Options) error {
+	e.opts = opts
+	if err := e.ControlPlane.Install(ctx, controlplane.Options{Webhook: opts.Webhook, Policy: opts.Policy}); err != nil {
+		return err
 	}
-	return e, nil
+	return e.startFirst(ctx)
+}
+
+// startFirst starts the first manager, if any.
+func (e *Environment) startFirst(ctx context.Context) error {
+	if !e.opts.Operator && !e.opts.Webhook && !e.opts.Policy {
+		return nil
+	}
+	m, err := e.StartManager()
+	if err != nil {
+		return err
+	}
+	return m.WaitReady(ctx)
 }
 
 // Close stops everything.

@@ -214,10 +214,19 @@ func TestLife(t *testing.T) {
 	// The webhook alone, and both again.
 	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.policies=false")
 	c.fenced("with the webhook alone", stale, current)
+	both := func() {
+		t.Helper()
+		c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--reset-values")
+		// The API server takes up new policies once a second.
+		c.await("both layers are active", time.Minute, func() bool {
+			err := c.patch(c.with(stale), "guarded", "stale")
+			return len(c.hooks()) > 0 && err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+		})
+	}
+	both() // from one layer to the other by way of both
 	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.webhook=false")
 	c.fenced("with the policies alone", stale, current)
-	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m")
-	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+	both()
 	c.fenced("with both again", stale, current)
 
 	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
