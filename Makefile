@@ -51,9 +51,10 @@ bench-sql: ## Measure what the SQL fence costs, as ratios within one run
 	go run ./test/bench/sqlfence
 
 .PHONY: generate
-generate: ## Write deep copies and apply configurations
+generate: ## Write deep copies, apply configurations and docs/api.md
 	rm -rf api/v1alpha1/applyconfiguration
 	$(TOOL) controller-gen object applyconfiguration:headerFile=hack/boilerplate.go.txt paths=./api/v1alpha1
+	$(TOOL) crd-ref-docs --source-path=api/v1alpha1 --config=hack/crd-ref-docs.yaml --renderer=markdown --output-path=docs/api.md --log-level=ERROR
 
 .PHONY: manifests
 manifests: ## Write the CRDs, roles and admission manifests under config/ and the chart's templates of them

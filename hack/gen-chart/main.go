@@ -62,7 +62,10 @@ func generate() error {
 			return fmt.Errorf("%s: %w", t.file, err)
 		}
 	}
-	return admissionNames()
+	if err := admissionNames(); err != nil {
+		return err
+	}
+	return chartReadme()
 }
 
 // admissionNames writes what the uninstall job may delete.
