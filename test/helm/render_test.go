@@ -85,7 +85,9 @@ func plain(o *unstructured.Unstructured) map[string]any {
 	for _, l := range []string{"helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "app.kubernetes.io/part-of", "app.kubernetes.io/name"} {
 		delete(labels, l)
 	}
-	o.SetLabels(labels)
+	if o.SetLabels(labels); len(labels) == 0 {
+		unstructured.RemoveNestedField(o.Object, "metadata", "labels")
+	}
 	annotations := o.GetAnnotations()
 	delete(annotations, "helm.sh/resource-policy")
 	o.SetAnnotations(annotations)
@@ -149,6 +151,15 @@ func TestValues(t *testing.T) {
 				template, ok, err := unstructured.NestedMap(o.Object, "spec", "template")
 				if err != nil || !ok {
 					continue
+				}
+				claims, _, _ := unstructured.NestedSlice(o.Object, "spec", "volumeClaimTemplates")
+				volumes, _, _ := unstructured.NestedSlice(template, "spec", "volumes")
+				for _, claim := range claims { // as the StatefulSet's controller does
+					name, _, _ := unstructured.NestedString(claim.(map[string]any), "metadata", "name")
+					volumes = append(volumes, map[string]any{"name": name, "emptyDir": map[string]any{}})
+				}
+				if err := unstructured.SetNestedSlice(template, volumes, "spec", "volumes"); err != nil {
+					t.Fatal(err)
 				}
 				pod := &unstructured.Unstructured{Object: template}
 				pod.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
