@@ -54,7 +54,7 @@ func pinned(t *testing.T, tool string) string {
 
 func TestPages(t *testing.T) {
 	helm := pinned(t, "helm")
-	for _, page := range []string{"cli.md", "pipelines.md", "gitops.md"} {
+	for _, page := range []string{"cli.md", "operators.md", "workers.md", "pipelines.md", "gitops.md"} {
 		t.Run(page, func(t *testing.T) {
 			f := newFixture(t)
 			if r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace); r.code != 0 {

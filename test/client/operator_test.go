@@ -30,7 +30,7 @@ const operator = "../../docs/examples/operator/"
 // TestTheShownDiffIsTheDifference: what the page shows is what makes the one
 // operator the other.
 func TestTheShownDiffIsTheDifference(t *testing.T) {
-	page, err := os.ReadFile(operator + "README.md")
+	page, err := os.ReadFile("../../docs/operators.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestTheShownDiffIsTheDifference(t *testing.T) {
 	diff, _ := exec.CommandContext(t.Context(), "diff", "-U1", operator+"before/main.go", operator+"after/main.go").Output()
 	_, hunks, _ := bytes.Cut(diff, []byte("\n@@"))
 	if len(hunks) == 0 || !bytes.Contains(page, append([]byte("@@"), hunks...)) {
-		t.Errorf("README.md does not show\n@@%s", hunks)
+		t.Errorf("operators.md does not show\n@@%s", hunks)
 	}
 }
 

@@ -41,6 +41,56 @@ func read(t *testing.T, page string) []block {
 	return out
 }
 
+var goBlocks = regexp.MustCompile("(?s)<!-- from (\\S+) -->\n```go\n(.*?)```")
+
+// TestGoBlocks: a block of Go stands, at some depth, in the file that the
+// comment before it names, which the build compiles and a test runs.
+func TestGoBlocks(t *testing.T) {
+	const root = "../.."
+	pages, err := filepath.Glob(root + "/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, root+"/README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := goBlocks.FindAllStringSubmatch(string(text), -1)
+		if all := strings.Count(string(text), "```go\n"); all != len(found) {
+			t.Errorf("%s has %d blocks of Go, and %d of them name their file", page, all, len(found))
+		}
+		for _, m := range found {
+			source, err := os.ReadFile(filepath.Join(root, "docs", m[1]))
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+				continue
+			}
+			if !contains(string(source), m[2]) {
+				t.Errorf("%s shows what does not stand in %s:\n%s", page, m[1], m[2])
+			}
+		}
+	}
+}
+
+// contains tells whether source has the lines of block, each of them indented
+// by the same number of tabs.
+func contains(source, block string) bool {
+	for range 4 {
+		if strings.Contains("\n"+source, "\n"+block) {
+			return true
+		}
+		lines := strings.SplitAfter(block, "\n")
+		for i, line := range lines {
+			if strings.TrimSpace(line) != "" {
+				lines[i] = "\t" + line
+			}
+		}
+		block = strings.Join(lines, "")
+	}
+	return false
+}
+
 func TestPages(t *testing.T) {
 	const root = "../.."
 	for _, page := range []string{"README.md"} {
