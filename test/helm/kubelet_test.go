@@ -56,6 +56,7 @@ type pod struct {
 	cmd *exec.Cmd
 	// stopping is closed when the Pod is deleted.
 	stopping chan struct{}
+	stop     sync.Once
 	log      *os.File
 }
 
@@ -148,16 +149,19 @@ func (k *kubelet) sync(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	there := map[types.UID]bool{}
+	for i := range pods.Items {
+		there[pods.Items[i].UID] = pods.Items[i].DeletionTimestamp == nil
+	}
+	for uid, running := range k.pods {
+		if !there[uid] {
+			running.stop.Do(func() { close(running.stopping) })
+		}
+	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		running := k.pods[p.UID]
 		switch {
-		case running != nil && p.DeletionTimestamp != nil:
-			select {
-			case <-running.stopping:
-			default:
-				close(running.stopping)
-			}
 		case running != nil, p.DeletionTimestamp != nil:
 		case p.Spec.NodeName == "":
 			binding := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeName}}
@@ -219,8 +223,11 @@ func (k *kubelet) run(ctx context.Context, p *pod) {
 				if p.Spec.RestartPolicy != corev1.RestartPolicyAlways && err == nil {
 					cancel()
 					k.status(ctx, p, corev1.PodSucceeded, false)
-					<-p.stopping
-					k.remove(ctx, p)
+					select {
+					case <-p.stopping:
+						k.remove(ctx, p)
+					case <-ctx.Done():
+					}
 					return
 				}
 				_, _ = fmt.Fprintf(p.log, "--- ended: %v\n", err)

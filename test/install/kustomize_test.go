@@ -195,3 +195,22 @@ func TestOtherLayers(t *testing.T) {
 		})
 	}
 }
+
+// TestDeleteDefault: what docs/install.md says to delete, in its order, goes
+// without a refusal.
+func TestDeleteDefault(t *testing.T) {
+	cfg, e := cluster(t)
+	for _, args := range [][]string{
+		{"apply", "--server-side", "-k", "../../config/default"},
+		{"delete", "validatingwebhookconfigurations,validatingadmissionpolicybindings,validatingadmissionpolicies", "--selector=app.kubernetes.io/name=fencedlease"},
+		{"delete", "-k", "../../config/default", "--wait=false", "--ignore-not-found"},
+	} {
+		if out, errOut, err := e.Kubectl(t, cfg, "", args...); err != nil {
+			t.Fatalf("kubectl %s: %v\n%s%s", strings.Join(args, " "), err, out, errOut)
+		}
+	}
+	policies := &admissionv1.ValidatingAdmissionPolicyList{}
+	if err := e.Admin.List(t.Context(), policies); err != nil || len(policies.Items) > 0 {
+		t.Errorf("%d policies are left, %v", len(policies.Items), err)
+	}
+}
