@@ -17,8 +17,12 @@ import (
 // newer token's sake.
 var errSuperseded = errors.New("a newer token waits for this call to end")
 
-// endLimit bounds how long a cancelled call may take to end.
-const endLimit = 5 * time.Second
+// endLimit bounds how long a cancelled call may take to end, and answerLimit how
+// much of it its caller may take to be told.
+const (
+	endLimit    = 5 * time.Second
+	answerLimit = time.Second
+)
 
 // inflight keeps the order of the calls of each key in this process.
 type inflight struct {

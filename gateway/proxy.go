@@ -96,6 +96,13 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(problem)
 		return
 	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	if p.timeout > 0 {
+		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
+		defer timer.Stop()
+	}
+	defer p.hurry(ctx, w)()
 	if p.maxBody > 0 {
 		r.Body = http.MaxBytesReader(w, r.Body, p.maxBody)
 	}
@@ -106,13 +113,6 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(problem)
 			return
 		}
-	}
-
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	if p.timeout > 0 {
-		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
-		defer timer.Stop()
 	}
 	leave, problem := p.enter(ctx, c, cancel)
 	if problem != nil {
@@ -132,6 +132,26 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		GotConn: func(httptrace.GotConnInfo) { c.sent.Store(true) },
 	})
 	p.reverse.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// hurry bounds what is left of a call once its context has ended. A caller that
+// is stopped would hold it up otherwise: reads from its connection, and writes
+// to it, know nothing of a context.
+func (p *Proxy) hurry(ctx context.Context, w http.ResponseWriter) (done func()) {
+	ran := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ran)
+		connection := http.NewResponseController(w)
+		// Time to tell it what became of the call is left. A connection that is
+		// gone takes no deadline.
+		_ = connection.SetReadDeadline(p.clock.Now())
+		_ = connection.SetWriteDeadline(p.clock.Now().Add(answerLimit))
+	})
+	return func() {
+		if !stop() {
+			<-ran // the writer must not be touched once the call is over
+		}
+	}
 }
 
 // refuseForm refuses requests that no verdict could hold for.
