@@ -94,13 +94,18 @@ func readCall(h, trailers http.Header) (call, *Problem) {
 	return c, nil
 }
 
-// looksLikeOurs tells whether some reader could take the name, in canonical
-// form, for a header of the gateway: many map underscores to dashes.
+// looksLikeOurs tells whether some reader could take the name for a header of
+// the gateway: many make one character of all that is no letter and no digit.
 func looksLikeOurs(name string) bool {
 	if name == "" || name[0]|0x20 != 'f' && name[0]|0x20 != 'i' {
 		return false
 	}
-	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+	name = strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(name))
 	return strings.HasPrefix(name, "fencing-") || name == "idempotency-key"
 }
 

@@ -246,7 +246,7 @@ func readAnswer(resp *http.Response) (answer, error) {
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	a := answer{status: resp.StatusCode, header: resp.Header, body: string(body)}
-	if err == nil && resp.Header.Get("Content-Type") == "application/problem+json" {
+	if err == nil && len(body) > 0 && resp.Header.Get("Content-Type") == "application/problem+json" {
 		var problem struct {
 			Type   string       `json:"type"`
 			Status int          `json:"status"`

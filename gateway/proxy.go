@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,9 @@ var errLost = errors.New("a newer token waits for this call to end, or the ledge
 
 // overtaken tells whether a call was most likely ended for a newer one's sake.
 func overtaken(err error) bool { return errors.Is(err, errSuperseded) || errors.Is(err, errLost) }
+
+// errReset is the cause where the transport would send a call once more.
+var errReset = errors.New("the partner reset the call")
 
 // Proxy forwards calls that the gate lets through to one partner.
 type Proxy struct {
@@ -60,6 +64,8 @@ type passage struct {
 	// sent tells that a connection to the partner was given to the call, so
 	// that it may have received something.
 	sent atomic.Bool
+	// wrote tells that its headers have left for the connection's buffer.
+	wrote atomic.Bool
 	// status and reason are what the caller was told.
 	status int
 	reason fence.Reason
@@ -81,7 +87,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	refuse := func(problem *Problem) {
 		p.observer.decided(surfaceProxy, problem, p.clock.Since(began))
-		c.refuse(w, problem)
+		p.refuse(w, c, problem)
 	}
 	var problem *Problem
 	if problem = p.refuseForm(r); problem != nil {
@@ -129,7 +135,16 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.observer.inFlight.Inc()
 	defer p.observer.inFlight.Dec()
 	ctx = httptrace.WithClientTrace(context.WithValue(ctx, passageKey{}, c), &httptrace.ClientTrace{
-		GotConn: func(httptrace.GotConnInfo) { c.sent.Store(true) },
+		GotConn: func(got httptrace.GotConnInfo) {
+			// Over HTTP/2 the transport sends a call without a body again and again
+			// to a partner that resets it with a protocol error. Nothing is written
+			// under a context that has ended.
+			if connection, ok := got.Conn.(*tls.Conn); ok && c.wrote.Load() && connection.ConnectionState().NegotiatedProtocol == "h2" {
+				cancel(errReset)
+			}
+			c.sent.Store(true)
+		},
+		WroteHeaders: func() { c.wrote.Store(true) },
 	})
 	p.reverse.ServeHTTP(w, r.WithContext(ctx))
 }
@@ -162,7 +177,7 @@ func (p *Proxy) refuseForm(r *http.Request) *Problem {
 	switch {
 	case r.Method == http.MethodConnect, r.Method == http.MethodTrace:
 		return malformed("method %s is not forwarded", r.Method)
-	case r.Header.Get("Upgrade") != "":
+	case len(r.Header["Upgrade"]) > 0:
 		return malformed("an upgraded connection cannot be judged call by call; send plain requests")
 	case r.URL.Host != "", r.URL.Path == "", r.URL.Path[0] != '/':
 		return malformed("the target must be a path: this gateway has one partner")
@@ -271,7 +286,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		if overtaken(err) {
 			problem = p.unsent(ctx, c, err)
 		}
-		c.refuse(w, problem)
+		p.refuse(w, c, problem)
 		return
 	}
 	status := http.StatusBadGateway
@@ -279,11 +294,11 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusGatewayTimeout
 	}
 	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		c.refuse(w, problemf(http.StatusRequestEntityTooLarge, BodyTooLarge,
+		p.refuse(w, c, problemf(http.StatusRequestEntityTooLarge, BodyTooLarge,
 			"[%s] the body is longer than %d bytes; the partner received a part of the request, which is not valid", c.id.Lease, large.Limit))
 		return
 	}
-	c.refuse(w, problemf(status, OutcomeUnknown,
+	p.refuse(w, c, problemf(status, OutcomeUnknown,
 		"[%s] the call was sent and no answer came: %v; it may have taken effect, so ask the partner before it is repeated", c.id.Lease, reachError(err)))
 }
 
@@ -295,8 +310,10 @@ func reachError(err error) error {
 	return err
 }
 
-// refuse answers in the partner's place.
-func (c *passage) refuse(w http.ResponseWriter, problem *Problem) {
+// refuse answers in the partner's place. The server would read the rest of the
+// body first, for however long the caller takes to send it.
+func (p *Proxy) refuse(w http.ResponseWriter, c *passage, problem *Problem) {
+	_ = http.NewResponseController(w).SetReadDeadline(p.clock.Now().Add(answerLimit)) // a connection that is gone takes none
 	c.status, c.reason = problem.Status, problem.Reason
 	problem.write(w)
 }

@@ -288,7 +288,10 @@ func serveHTTP(ctx context.Context, l net.Listener, config *tls.Config, h http.H
 		Handler: h, TLSConfig: config, Protocols: protocols,
 		ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: mostHeader,
 		BaseContext: func(net.Listener) context.Context { return calls },
-		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		// "OPTIONS *" would be answered 200 without a verdict.
+		DisableGeneralOptionsHandler: true,
+
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}
 	served := make(chan error, 1)
 	go func() {

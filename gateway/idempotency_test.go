@@ -1,0 +1,403 @@
+package gateway
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/fencedlease/fencedlease/fence"
+)
+
+// TestRecordedOutcome: a call with an idempotency key happens once. Whoever
+// may make it again gets what came of it, and the partner sees it once.
+func TestRecordedOutcome(t *testing.T) {
+	const key = HeaderIdempotencyKey
+	long, tooLong := strings.Repeat("x", mostRecorded), strings.Repeat("x", mostRecorded+1)
+	// The partner answers as the path says.
+	respond := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain")
+		w.Header().Set("Location", "/captures/1")
+		w.Header().Set("Set-Cookie", "session=1")
+		switch r.URL.Path {
+		case "/declined":
+			w.WriteHeader(http.StatusPaymentRequired)
+			_, _ = io.WriteString(w, "declined")
+		case "/empty":
+			w.WriteHeader(http.StatusNoContent)
+		case "/long":
+			_, _ = io.WriteString(w, long)
+		case "/too-long":
+			_, _ = io.WriteString(w, tooLong)
+		case "/breaks":
+			w.Header().Set("Content-Length", "100")
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, "half")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		default:
+			w.WriteHeader(http.StatusCreated)
+			_, _ = io.WriteString(w, "captured\xff")
+		}
+	}
+	type result struct {
+		Status  int
+		Reason  fence.Reason
+		Outcome string
+		Body    string
+	}
+	captured := result{Status: http.StatusCreated, Body: "captured\xff"}
+	recorded := result{Status: http.StatusCreated, Body: "captured\xff", Outcome: outcomeRecorded}
+	another := result{Status: http.StatusUnprocessableEntity, Reason: AnotherRequest}
+	type call struct {
+		method, path, body string
+		header             http.Header
+	}
+	capture := func(token string, more ...string) call {
+		return call{http.MethodPost, "/capture", "order 7", stamped(token, more...)}
+	}
+	for name, c := range map[string]struct {
+		first  call
+		want   result
+		again  call
+		repeat result
+		// calls is how often the partner is called in all.
+		calls int
+	}{
+		"the same holder again":         {capture("41", key, "k"), captured, capture("41", key, "k"), recorded, 1},
+		"a newer holder, who finishes":  {capture("41", key, "k"), captured, capture("42", key, "k"), recorded, 1},
+		"without a key nothing is kept": {capture("41"), captured, capture("41"), captured, 2},
+		"another idempotency key":       {capture("41", key, "k"), captured, capture("41", key, "l"), captured, 2},
+		"another workflow key":          {capture("41", key, "k"), captured, capture("41", key, "k", fence.HeaderKey, "other"), captured, 2},
+		"a refusal is an outcome too": {
+			call{http.MethodPost, "/declined", "", stamped("41", key, "k")}, result{Status: http.StatusPaymentRequired, Body: "declined"},
+			call{http.MethodPost, "/declined", "", stamped("42", key, "k")}, result{Status: http.StatusPaymentRequired, Body: "declined", Outcome: outcomeRecorded}, 1,
+		},
+		"no body": {
+			call{http.MethodDelete, "/empty", "", stamped("41", key, "k")}, result{Status: http.StatusNoContent},
+			call{http.MethodDelete, "/empty", "", stamped("41", key, "k")}, result{Status: http.StatusNoContent, Outcome: outcomeRecorded}, 1,
+		},
+		"the longest body that is kept": {
+			call{http.MethodPost, "/long", "", stamped("41", key, "k")}, result{Status: http.StatusOK, Body: long},
+			call{http.MethodPost, "/long", "", stamped("41", key, "k")}, result{Status: http.StatusOK, Body: long, Outcome: outcomeRecorded}, 1,
+		},
+		"a longer one is left out, and said so": {
+			call{http.MethodPost, "/too-long", "", stamped("41", key, "k")}, result{Status: http.StatusOK, Body: tooLong},
+			call{http.MethodPost, "/too-long", "", stamped("41", key, "k")}, result{Status: http.StatusOK, Outcome: outcomeWithoutBody}, 1,
+		},
+		"an answer that broke off keeps its status": {
+			call{http.MethodPost, "/breaks", "", stamped("41", key, "k")}, result{Status: http.StatusCreated, Body: "half"},
+			call{http.MethodPost, "/breaks", "", stamped("41", key, "k")}, result{Status: http.StatusCreated, Outcome: outcomeWithoutBody}, 1,
+		},
+		"the key with another body":   {capture("41", key, "k"), captured, call{http.MethodPost, "/capture", "order 8", stamped("41", key, "k")}, another, 1},
+		"the key with another path":   {capture("41", key, "k"), captured, call{http.MethodPost, "/refund", "order 7", stamped("41", key, "k")}, another, 1},
+		"the key with another query":  {capture("41", key, "k"), captured, call{http.MethodPost, "/capture?x", "order 7", stamped("41", key, "k")}, another, 1},
+		"the key with another method": {capture("41", key, "k"), captured, call{http.MethodPut, "/capture", "order 7", stamped("41", key, "k")}, another, 1},
+		"the key with another type":   {capture("41", key, "k"), captured, capture("41", key, "k", "Content-Type", "text/html"), another, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPartner(t, respond)
+			file := filepath.Join(t.TempDir(), "ledger")
+			inFile := func(o *Options) { o.LedgerFile = file }
+			g := start(t, p.URL, inFile)
+			do := func(c call) result {
+				t.Helper()
+				a, err := g.tryCall(t.Context(), c.method, c.path, strings.NewReader(c.body), c.header)
+				// An answer that broke off breaks off here too.
+				if broke := c.path == "/breaks" && a.header.Get(HeaderOutcome) == ""; (err != nil) != broke {
+					t.Fatalf("%+v: %+v, %v", c, a, err)
+				}
+				if a.header.Get(HeaderOutcome) != "" {
+					if a.header.Get("Content-Type") != "text/plain" && a.body != "" || a.header.Get("Location") != "/captures/1" || a.header.Get("Set-Cookie") != "" {
+						t.Errorf("headers of the recorded answer: %v", a.header)
+					}
+				}
+				if a.reason != "" {
+					a.body = ""
+				}
+				return result{a.status, a.reason, a.header.Get(HeaderOutcome), a.body}
+			}
+			if diff := cmp.Diff(c.want, do(c.first)); diff != "" {
+				t.Errorf("first (-want +got):\n%s", diff)
+			}
+			// What is recorded is durable.
+			if err := g.stop(); err != nil {
+				t.Fatal(err)
+			}
+			g = start(t, p.URL, inFile)
+			for range 2 {
+				if diff := cmp.Diff(c.repeat, do(c.again)); diff != "" {
+					t.Errorf("again (-want +got):\n%s", diff)
+				}
+				if c.calls > 1 {
+					break
+				}
+			}
+			if got := len(p.calls()); got != c.calls {
+				t.Errorf("the partner was called %d times, want %d", got, c.calls)
+			}
+		})
+	}
+}
+
+// TestOlderTokenGetsNoOutcome: an older token is stale, whatever is recorded.
+func TestOlderTokenGetsNoOutcome(t *testing.T) {
+	t.Parallel()
+	p := newPartner(t, nil)
+	g := start(t, p.URL)
+	header := func(token string) http.Header { return stamped(token, HeaderIdempotencyKey, "k") }
+	if a := g.call(t, http.MethodPost, "/capture", "", header("41")); a.status != http.StatusOK {
+		t.Fatalf("%+v", a)
+	}
+	if a := g.call(t, http.MethodPost, "/other", "", stamped("42")); a.status != http.StatusOK {
+		t.Fatalf("%+v", a)
+	}
+	if a := g.call(t, http.MethodPost, "/capture", "", header("41")); a.status != http.StatusForbidden || a.reason != fence.StaleToken || a.header.Get(HeaderOutcome) != "" {
+		t.Errorf("an older token gets %+v", a)
+	}
+	if a := g.call(t, http.MethodPost, "/capture", "", header("42")); a.status != http.StatusOK || a.body != "41" || a.header.Get(HeaderOutcome) != outcomeRecorded {
+		t.Errorf("the newer token gets %+v", a)
+	}
+	sameTokens(t, p, "41", "42")
+}
+
+// resetting is a partner that takes a request and then breaks the connection.
+func resetting(t *testing.T, calls *atomic.Int64) (url string) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path == "/fine" { // the next call reuses the connection
+			return
+		}
+		calls.Add(1)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = conn.(*net.TCPConn).SetLinger(0) // a reset
+		_ = conn.Close()
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestNoRepeat: the gateway does not send a call twice by itself, whatever its
+// method, and says that the outcome is unknown.
+func TestNoRepeat(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete, http.MethodPost, http.MethodPut, http.MethodPatch} {
+		for _, body := range []string{"", "order 7"} {
+			for _, name := range []string{"", HeaderIdempotencyKey, "X-Idempotency-Key"} {
+				t.Run(fmt.Sprintf("%s with %d bytes and %q", method, len(body), name), func(t *testing.T) {
+					t.Parallel()
+					var calls atomic.Int64
+					g := start(t, resetting(t, &calls))
+					if a := g.call(t, http.MethodGet, "/fine", "", stamped("41")); a.status != http.StatusOK {
+						t.Fatalf("%+v", a)
+					}
+					header := stamped("41")
+					if name != "" {
+						header.Set(name, "k")
+					}
+					a := g.call(t, method, "/breaks", body, header)
+					if reason := fence.Reason(a.header.Get(HeaderReason)); a.status != http.StatusBadGateway || reason != OutcomeUnknown {
+						t.Errorf("got %d %s", a.status, a.body)
+					}
+					if calls.Load() != 1 {
+						t.Errorf("the partner was called %d times", calls.Load())
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestNoRepeatOverHTTP2: nor over HTTP/2, where a partner resets the stream.
+func TestNoRepeatOverHTTP2(t *testing.T) {
+	for _, method := range []string{http.MethodGet, http.MethodDelete, http.MethodPost, http.MethodPatch} {
+		for _, code := range []http2.ErrCode{http2.ErrCodeProtocol, http2.ErrCodeInternal, http2.ErrCodeCancel} {
+			t.Run(fmt.Sprint(method, " ", code), func(t *testing.T) {
+				t.Parallel()
+				certificate := newAuthority(t).server(t)
+				listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate.pair}, NextProtos: []string{"h2"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var calls atomic.Int64
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					for {
+						conn, err := listener.Accept()
+						if err != nil {
+							return
+						}
+						wg.Go(func() { resetStreams(conn, code, &calls) })
+					}
+				})
+				g := start(t, "https://"+listener.Addr().String(), func(o *Options) { o.UpstreamCAFile = certificate.caFile })
+				a := g.call(t, method, "/breaks", "", stamped("41"))
+				if a.status != http.StatusBadGateway || a.reason != OutcomeUnknown {
+					t.Errorf("got %d %s", a.status, a.body)
+				}
+				if calls.Load() != 1 {
+					t.Errorf("the partner was called %d times", calls.Load())
+				}
+				if err := g.stop(); err != nil {
+					t.Error(err)
+				}
+				_ = listener.Close()
+				wg.Wait()
+			})
+		}
+	}
+}
+
+// resetStreams serves HTTP/2 and resets every stream once its headers came.
+func resetStreams(conn net.Conn, code http2.ErrCode, calls *atomic.Int64) {
+	defer func() { _ = conn.Close() }()
+	reader := bufio.NewReader(conn)
+	if _, err := reader.Discard(len(http2.ClientPreface)); err != nil {
+		return
+	}
+	framer := http2.NewFramer(conn, reader)
+	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	if framer.WriteSettings() != nil {
+		return
+	}
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch f := frame.(type) {
+		case *http2.SettingsFrame:
+			if !f.IsAck() && framer.WriteSettingsAck() != nil {
+				return
+			}
+		case *http2.MetaHeadersFrame:
+			calls.Add(1)
+			if framer.WriteRSTStream(f.StreamID, code) != nil {
+				return
+			}
+		}
+	}
+}
+
+// TestUnknownOutcome: a call that was sent and has no answer is told so to
+// whoever asks again, and is not repeated; one of which nothing was sent may be.
+func TestUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	file := filepath.Join(t.TempDir(), "ledger")
+	inFile := func(o *Options) { o.LedgerFile = file }
+	// Nobody listens there, so nothing is sent.
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	header := func(token string) http.Header { return stamped(token, HeaderIdempotencyKey, "k") }
+	g := start(t, "http://"+closed.Addr().String(), inFile)
+	for range 2 {
+		if a := g.call(t, http.MethodPost, "/capture", "order 7", header("41")); a.status != http.StatusBadGateway || a.reason != NotSent {
+			t.Errorf("a partner that does not listen: %+v", a)
+		}
+	}
+	if err := g.stop(); err != nil {
+		t.Fatal(err)
+	}
+	g = start(t, resetting(t, &calls), inFile)
+	for _, token := range []string{"41", "41", "42", "42"} {
+		if a := g.call(t, http.MethodPost, "/capture", "order 7", header(token)); a.status != http.StatusBadGateway || a.reason != OutcomeUnknown {
+			t.Errorf("token %s: %+v", token, a)
+		}
+	}
+	if err := g.stop(); err != nil {
+		t.Fatal(err)
+	}
+	g = start(t, resetting(t, &calls), inFile)
+	if a := g.call(t, http.MethodPost, "/capture", "order 7", header("42")); a.reason != OutcomeUnknown {
+		t.Errorf("after a restart: %+v", a)
+	}
+	if a := g.call(t, http.MethodPost, "/capture", "order 7", header("41")); a.reason != fence.StaleToken {
+		t.Errorf("the older token: %+v", a)
+	}
+	if calls.Load() != 1 {
+		t.Errorf("the partner was called %d times", calls.Load())
+	}
+}
+
+// TestOneOfManyAtOnce: of many retries at once one call leaves.
+func TestOneOfManyAtOnce(t *testing.T) {
+	t.Parallel()
+	h := newHeld(t)
+	g := start(t, h.URL)
+	header := stamped("41", HeaderIdempotencyKey, "k")
+	first := make(chan answer, 1)
+	go func() {
+		a, err := g.tryCall(t.Context(), http.MethodPost, "/a", nil, header)
+		if err != nil {
+			t.Error(err)
+		}
+		first <- a
+	}()
+	eventually(t, "the call begins", func() bool { return len(h.seen()) > 0 })
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if a, err := g.tryCall(t.Context(), http.MethodPost, "/a", nil, header); err != nil || a.reason != OutcomeUnknown {
+				t.Errorf("while the first has no answer: %+v, %v", a, err)
+			}
+		})
+	}
+	wg.Wait()
+	close(h.gate("a"))
+	if a := <-first; a.status != http.StatusOK || a.header.Get(HeaderOutcome) != "" {
+		t.Errorf("the first: %+v", a)
+	}
+	if a := g.call(t, http.MethodPost, "/a", "", header); a.body != "done" || a.header.Get(HeaderOutcome) != outcomeRecorded {
+		t.Errorf("once it has one: %+v", a)
+	}
+	if n := len(h.calls()); n != 1 {
+		t.Errorf("the partner was called %d times", n)
+	}
+}
+
+// TestCrashedHoldersWork: a newer holder that finishes what a crashed one began
+// gets its outcome, though it waits for that call to end first.
+func TestCrashedHoldersWork(t *testing.T) {
+	t.Parallel()
+	h := newHeld(t)
+	g := start(t, h.URL)
+	ctx, crash := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = g.tryCall(ctx, http.MethodPost, "/a", nil, stamped("41", HeaderIdempotencyKey, "k"))
+	}()
+	eventually(t, "the call begins", func() bool { return len(h.seen()) > 0 })
+	crash()
+	<-done
+	// The caller is gone, so that the call was cut off: nobody knows.
+	a := g.call(t, http.MethodPost, "/a", "", stamped("42", HeaderIdempotencyKey, "k"))
+	if a.reason != OutcomeUnknown || !strings.Contains(a.body, "under token 41") {
+		t.Errorf("%+v", a)
+	}
+	if n := len(h.calls()); n != 1 {
+		t.Errorf("the partner was called %d times", n)
+	}
+}
