@@ -30,6 +30,7 @@ func newHeld(t *testing.T) *held {
 	h := &held{let: map[string]chan struct{}{}}
 	h.partner = newPartner(t, func(w http.ResponseWriter, r *http.Request) {
 		name := strings.TrimPrefix(r.URL.Path, "/")
+		_, _ = io.Copy(io.Discard, r.Body)
 		h.event("begin " + name)
 		select {
 		case <-h.gate(name):

@@ -4,16 +4,18 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
+	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/fencedlease/fencedlease/fence"
@@ -31,6 +33,9 @@ func overtaken(err error) bool { return errors.Is(err, errSuperseded) || errors.
 
 // errReset is the cause where the transport would send a call once more.
 var errReset = errors.New("the partner reset the call")
+
+// errPartner is all that a caller is told of a partner that cannot be reached.
+var errPartner = errors.New("the connection to the partner failed")
 
 // Proxy forwards calls that the gate lets through to one partner.
 type Proxy struct {
@@ -157,10 +162,10 @@ func (p *Proxy) hurry(ctx context.Context, w http.ResponseWriter) (done func()) 
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ran)
 		connection := http.NewResponseController(w)
-		// Time to tell it what became of the call is left. A connection that is
-		// gone takes no deadline.
+		// Time to tell it what became of the call is left, after the time that
+		// refuse gives it. A connection that is gone takes no deadline.
 		_ = connection.SetReadDeadline(p.clock.Now())
-		_ = connection.SetWriteDeadline(p.clock.Now().Add(answerLimit))
+		_ = connection.SetWriteDeadline(p.clock.Now().Add(2 * answerLimit))
 	})
 	return func() {
 		if !stop() {
@@ -181,6 +186,10 @@ func (p *Proxy) refuseForm(r *http.Request) *Problem {
 		return malformed("an upgraded connection cannot be judged call by call; send plain requests")
 	case r.URL.Host != "", r.URL.Path == "", r.URL.Path[0] != '/':
 		return malformed("the target must be a path: this gateway has one partner")
+	case len(r.Header["Content-Length"]) > 0 && !slices.Equal(r.Header["Content-Length"], []string{strconv.FormatInt(r.ContentLength, 10)}):
+		// Over HTTP/2 the server takes what is no number for 0, and would forward
+		// the call without its body.
+		return malformed("header Content-Length is no length")
 	case p.maxBody > 0 && r.ContentLength > p.maxBody:
 		return bodyTooLarge(p.maxBody)
 	}
@@ -282,7 +291,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		if c.idempotencyKey != "" {
 			p.forget(ctx, c)
 		}
-		problem := problemf(http.StatusBadGateway, NotSent, "[%s] nothing was sent: %v; try again", c.id.Lease, reachError(err))
+		problem := problemf(http.StatusBadGateway, NotSent, "[%s] nothing was sent: %v; try again", c.id.Lease, told(ctx, err))
 		if overtaken(err) {
 			problem = p.unsent(ctx, c, err)
 		}
@@ -299,15 +308,19 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	p.refuse(w, c, problemf(status, OutcomeUnknown,
-		"[%s] the call was sent and no answer came: %v; it may have taken effect, so ask the partner before it is repeated", c.id.Lease, reachError(err)))
+		"[%s] the call was sent and no answer came: %v; it may have taken effect, so ask the partner before it is repeated", c.id.Lease, told(ctx, err)))
 }
 
-// reachError keeps the partner's address, which may be a secret, to the log.
-func reachError(err error) error {
-	if op, ok := errors.AsType[*net.OpError](err); ok {
-		return fmt.Errorf("%s: %w", op.Op, op.Err)
+// told is what a caller is told of an error. What names the partner's address,
+// which may be a secret, is for the log.
+func told(ctx context.Context, err error) error {
+	for _, ours := range []error{errTimeout, errSuperseded, errLost, errReset, context.Canceled} {
+		if errors.Is(err, ours) {
+			return ours
+		}
 	}
-	return err
+	klog.FromContext(ctx).Error(err, "Failed to get an answer of the partner")
+	return errPartner
 }
 
 // refuse answers in the partner's place. The server would read the rest of the
