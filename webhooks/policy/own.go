@@ -56,7 +56,8 @@ func Claims(o Options) *admissionv1.ValidatingAdmissionPolicy {
 		forbid("request.operation != 'CREATE' || !variables.bound || variables.own",
 			"NotHolder: spec.user has to be the account, and podUID the pod, that creates the claim; set it to your own, or leave it out"),
 		forbid(anyOf("request.operation == 'CREATE'", "!variables.bound", "variables.own",
-			"request.operation == 'UPDATE' && object.spec == oldObject.spec",
+			// An owner that is gone would have the garbage collector delete it.
+			"request.operation == 'UPDATE' && object.spec == oldObject.spec && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences",
 			bypass(reasonByHeader(), "variables.claim.metadata.namespace", "variables.claim.spec.leaseName")),
 			"NotHolder: only the account that made the claim renews, reaffirms or deletes it; bypass with a reason, or let it lapse"),
 	}
@@ -88,19 +89,22 @@ func mendsLastToken() string {
 // floor of first tokens.
 func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 	p := newPolicy("fencedlease-tables")
-	configMaps := rule("", []string{"configmaps"}, admissionv1.Create, admissionv1.Update, admissionv1.Delete)
-	configMaps.ResourceNames = []string{fence.TableName, FloorName}
 	p.Spec.MatchConstraints = &admissionv1.MatchResources{
-		ResourceRules: []admissionv1.NamedRuleWithOperations{configMaps},
+		ResourceRules: []admissionv1.NamedRuleWithOperations{rule("", []string{"configmaps"}, admissionv1.Create, admissionv1.Update, admissionv1.Delete)},
 		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpIn, Values: []string{o.OperatorNamespace}},
 		}},
 	}
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{
+		// Not by the rule's resourceNames: the requests of a deletecollection
+		// name no object.
+		{Name: "kept", Expression: "(request.operation == 'DELETE' ? oldObject : object).metadata.?name.orValue('') in " + list([]string{fence.TableName, FloorName})},
+		NotExempt(o),
+	}
 	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(
 		// Installing and upgrading touch metadata alone.
-		"request.operation == 'CREATE' && !has(object.data)",
-		"request.operation == 'UPDATE' && object.?data == oldObject.?data",
+		"request.operation == 'CREATE' && !has(object.data) && !has(object.immutable)",
+		"request.operation == 'UPDATE' && object.?data == oldObject.?data && object.?immutable == oldObject.?immutable",
 		bypass(reasonByHeader(), quote(o.OperatorNamespace), "''")),
 		"FenceRemoved: only the operator writes the lease table and the floor of first tokens; bypass with a reason")}
 	return p

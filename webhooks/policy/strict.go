@@ -85,15 +85,21 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 	say := func(reason fence.Reason, text string) string {
 		return quote(string(reason)+": ") + " + " + where + " + " + quote(text)
 	}
+	touched := "variables.verdict in ['touched', 'brings']"
+	leave := "the write changes the fence's label or annotations; leave them, or take the label off by a bypass with a reason"
+	// The API server words messages without the authorizer. Where the verdict
+	// asked it, the fixed message stands.
 	p.Spec.Validations = []admissionv1.Validation{{
-		Expression: "variables.verdict == ''",
-		// The API server words messages without the authorizer: this one stands
-		// where the verdict asked it.
+		Expression:        "!(" + touched + ")",
+		Message:           string(fence.FenceRemoved) + ": " + leave,
+		MessageExpression: say(fence.FenceRemoved, leave),
+		Reason:            new(metav1.StatusReasonForbidden),
+	}, {
+		Expression: "variables.verdict == '' || " + touched,
 		Message: string(fence.Unstamped) + ": the write presents no token, and its sender has neither the verb " + fence.VerbGuard +
 			", to put an object under guard, nor a reason and the verb " + fence.VerbBypass + "; present the token",
 		MessageExpression: cases(
 			is{"variables.verdict == 'unknown'", say(fence.UnknownLease, "no lease that the table knows allows this object; create the FencedLease, or wait until the operator has seen it")},
-			is{"variables.verdict in ['touched', 'brings']", say(fence.FenceRemoved, "the write changes the fence's label or annotations; leave them, or bypass with a reason")},
 			is{"variables.verdict == 'malformed'", say(fence.MalformedToken, "the token is not in its canonical form; present it exactly as the lease's status shows it")},
 			is{"variables.verdict == 'stale'", say(fence.StaleToken, "a newer token was issued; stop")},
 			is{"variables.verdict == 'unjudged'", say(fence.UnissuedToken, "the lease table does not hold this token as current; present the token of your own claim's status, or try again once the operator has written the table")},
