@@ -17,12 +17,16 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/fencedlease/fencedlease/fence"
 	"github.com/fencedlease/fencedlease/internal/controlplane"
@@ -94,7 +98,7 @@ func startHolding(t *testing.T) *holdingWebhook {
 			TimeoutSeconds:          new(int32(30)),
 			Rules: []admissionregistrationv1.RuleWithOperations{{
 				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
-				Rule:       admissionregistrationv1.Rule{APIGroups: []string{"", "apps"}, APIVersions: []string{"*"}, Resources: []string{"configmaps", "deployments", "deployments/*"}},
+				Rule:       admissionregistrationv1.Rule{APIGroups: []string{"", "apps"}, APIVersions: []string{"*"}, Resources: []string{"configmaps", "deployments", "deployments/*", "pods", "pods/*"}},
 			}},
 			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "slow", Expression: "request.userInfo.username == '" + slowUser + "'"}},
 		}},
@@ -106,11 +110,14 @@ func startHolding(t *testing.T) *holdingWebhook {
 	return h
 }
 
-// slow gives a client of slowUser that presents a token by header.
+// slow gives a client of slowUser that presents a token by header, or none.
 func (s *scene) slow(token string) client.Client {
 	s.Helper()
 	cfg := rest.CopyConfig(s.Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: slowUser, Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {token}}}
+	if token == "" {
+		cfg.Impersonate.Extra = nil
+	}
 	c, err := client.New(cfg, client.Options{Scheme: s.Scheme})
 	s.must(err)
 	return c
@@ -131,6 +138,15 @@ func deployment(namespace, name string) *appsv1.Deployment {
 	}
 }
 
+func pod(namespace, name string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{fence.LabelLease: "main"}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "c", Image: "registry.example.com/c:1", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+		}}},
+	}
+}
+
 // record brings an object's record to a token, by a patch of its metadata.
 func (s *scene) record(o client.Object, token int64) {
 	s.Helper()
@@ -148,6 +164,7 @@ func TestHeldInAdmission(t *testing.T) {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "held", Labels: map[string]string{fence.LabelLease: "main"}}}
 	}
 	deploy := func(s *scene) client.Object { return deployment(s.namespace, "held") }
+	work := func(s *scene) client.Object { return pod(s.namespace, "held") }
 	raw := func(kind types.PatchType, body string) func(context.Context, *scene, client.Client, client.Object) error {
 		return func(ctx context.Context, _ *scene, c client.Client, o client.Object) error {
 			return c.Patch(ctx, o, client.RawPatch(kind, []byte(body)))
@@ -190,6 +207,14 @@ func TestHeldInAdmission(t *testing.T) {
 		"deletecollection": {configMap, func(ctx context.Context, s *scene, c client.Client, _ client.Object) error {
 			return c.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace(s.namespace), client.HasLabels{fence.LabelLease})
 		}},
+		"/ephemeralcontainers": {work, func(ctx context.Context, _ *scene, c client.Client, o client.Object) error {
+			return c.SubResource("ephemeralcontainers").Patch(ctx, o, client.RawPatch(types.StrategicMergePatchType,
+				[]byte(`{"spec":{"ephemeralContainers":[{"name":"late","image":"registry.example.com/late:1"}]}}`)))
+		}},
+		"/resize": {work, func(ctx context.Context, _ *scene, c client.Client, o client.Object) error {
+			return c.SubResource("resize").Patch(ctx, o, client.RawPatch(types.StrategicMergePatchType,
+				[]byte(`{"spec":{"containers":[{"name":"c","resources":{"requests":{"cpu":"41"}}}]}}`)))
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := served(t)
@@ -201,23 +226,9 @@ func TestHeldInAdmission(t *testing.T) {
 			s.must(s.Admin.Create(t.Context(), o))
 			s.record(o, 41)
 
-			ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second)
-			defer cancel()
-			seen, release := hold.next(s.namespace)
-			answer := make(chan error, 1)
-			go func() {
-				target := c.object(s)
-				answer <- c.write(ctx, s, s.slow("41"), target)
-			}()
-			select {
-			case <-seen:
-			case err := <-answer:
-				t.Fatalf("answered before it was held: %v", err)
-			}
-			s.issue(s.lease, 42, "pod-b")
-			s.record(o, 42)
-			close(release)
-			s.expect(<-answer, fence.StaleToken)
+			s.expect(s.overtaken(hold, o, func(ctx context.Context) error {
+				return c.write(ctx, s, s.slow("41"), c.object(s))
+			}), fence.StaleToken)
 
 			now := o.DeepCopyObject().(client.Object)
 			s.must(e.Admin.Get(t.Context(), client.ObjectKeyFromObject(o), now))
@@ -233,6 +244,124 @@ func TestHeldInAdmission(t *testing.T) {
 				if *o.Spec.Replicas != 1 || o.Status.ObservedGeneration != 0 {
 					t.Errorf("the stale write stands: %d replicas, observed %d", *o.Spec.Replicas, o.Status.ObservedGeneration)
 				}
+			case *corev1.Pod:
+				if cpu := o.Spec.Containers[0].Resources.Requests.Cpu().String(); cpu != "1" || len(o.Spec.EphemeralContainers) > 0 {
+					t.Errorf("the stale write stands: cpu %s, %d ephemeral containers", cpu, len(o.Spec.EphemeralContainers))
+				}
+			}
+		})
+	}
+}
+
+// allowed counts what the fence has let pass.
+func (s *scene) allowed() (count float64) {
+	s.Helper()
+	families, err := metrics.Registry.Gather()
+	s.must(err)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if family.GetName() == "fencedlease_admission_decisions_total" && l.GetName() == "decision" && l.GetValue() == "allowed" {
+					count += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return count
+}
+
+// overtaken has the writer 41 held inside admission while 42 is issued and
+// recorded on an object, and gives the answer to it.
+func (s *scene) overtaken(hold *holdingWebhook, o client.Object, write func(context.Context) error) error {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), 25*time.Second)
+	defer cancel()
+	before := s.allowed()
+	seen, release := hold.next(s.namespace)
+	answer := make(chan error, 1)
+	go func() { answer <- write(ctx) }()
+	select {
+	case <-seen:
+	case err := <-answer:
+		s.Fatalf("answered before it was held: %v", err)
+	}
+	// The API server asks the fence and the holding webhook at once.
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for s.allowed() == before {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			s.Fatal("the fence does not let the write pass")
+		}
+	}
+	s.issue(s.lease, 42, "pod-b")
+	s.record(o, 42)
+	close(release)
+	return <-answer
+}
+
+// TestDeleteTokenOvertaken: the decision of a holder that an object goes is
+// void once its successor has written there, for a delete under way too.
+func TestDeleteTokenOvertaken(t *testing.T) {
+	hold := startHolding(t)
+	for name, remove := range map[string]func(context.Context, client.Client, client.Object) error{
+		"delete": func(ctx context.Context, c client.Client, o client.Object) error { return c.Delete(ctx, o) },
+		"deletecollection": func(ctx context.Context, c client.Client, o client.Object) error {
+			return c.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace(o.GetNamespace()), client.HasLabels{fence.LabelLease})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := served(t)
+			s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
+			s.lease = s.makeLease("main", oneLease())
+			s.issue(s.lease, 41, "pod-a")
+			s.configMap("held")
+			s.expect(s.patch("held", "41", "decided", map[string]any{fence.AnnotationDeleteToken: "41"}), "")
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "held"}}
+			s.expect(remove(t.Context(), client.NewDryRunClient(s.Admin), cm.DeepCopy()), "")
+
+			s.expect(s.overtaken(hold, cm, func(ctx context.Context) error { return remove(ctx, s.slow(""), cm.DeepCopy()) }), fence.Unstamped)
+			s.must(e.Admin.Get(t.Context(), client.ObjectKeyFromObject(cm), cm))
+			if cm.DeletionTimestamp != nil {
+				t.Error("it is being deleted")
+			}
+		})
+	}
+}
+
+// TestEvictionOvertaken: the API server judges an eviction once. With the
+// resourceVersion that it was judged on it does not commit on a Pod that has
+// moved; without, it does, and that is the one path that is not free of races.
+func TestEvictionOvertaken(t *testing.T) {
+	hold := startHolding(t)
+	for name, c := range map[string]struct{ precondition, evicts bool }{
+		"with the resourceVersion":    {true, false},
+		"without the resourceVersion": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := served(t)
+			s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
+			s.markNamespace()
+			s.lease = s.makeLease("main", oneLease())
+			s.issue(s.lease, 41, "pod-a")
+			o := pod(s.namespace, "held")
+			s.must(s.Admin.Create(t.Context(), o))
+			s.record(o, 41)
+			s.must(s.Admin.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+			eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "held"}, DeleteOptions: &metav1.DeleteOptions{}}
+			if c.precondition {
+				eviction.DeleteOptions.Preconditions = &metav1.Preconditions{ResourceVersion: &o.ResourceVersion}
+			}
+			err := s.overtaken(hold, o, func(ctx context.Context) error {
+				return s.slow("41").SubResource("eviction").Create(ctx, o.DeepCopy(), eviction)
+			})
+			if (err == nil) != c.evicts || err != nil && !apierrors.IsConflict(err) {
+				t.Errorf("answered %v", err)
+			}
+			err = s.Admin.Get(t.Context(), client.ObjectKeyFromObject(o), o)
+			if gone := apierrors.IsNotFound(err) || err == nil && o.DeletionTimestamp != nil; gone != c.evicts {
+				t.Errorf("evicted: %t", gone)
 			}
 		})
 	}

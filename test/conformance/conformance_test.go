@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +34,7 @@ type cell struct{ path, kind string }
 
 // The rows and columns of the table.
 var (
-	paths = []string{"create", "update", "patch", "apply", "status", "scale", "delete", "deletecollection", "eviction"}
+	paths = []string{"create", "update", "patch", "apply", "status", "scale", "delete", "deletecollection", "eviction", "ephemeralcontainers", "resize"}
 	kinds = []string{"fresh", "equal", "stale by record", "stale by lease", "unissued", "malformed", "unstamped", "no lease", "moved label", "dry-run", "dry-run stale", "bypass"}
 )
 
@@ -182,7 +183,7 @@ func prepare(t *testing.T, e *env.Environment, policy bool) *instance {
 	in.writer = e.UserConfig(t, "writer")
 	e.Grant(t, in.namespace, "writer",
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods", "pods/eviction"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods", "pods/eviction", "pods/ephemeralcontainers", "pods/resize"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{fence.VerbBypass}})
 	e.Grant(t, "", "writer", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users"}, Verbs: []string{"impersonate"}},
 		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/" + fence.ExtraToken, "userextras/" + fence.ExtraBypass}, Verbs: []string{"impersonate"}})
@@ -238,7 +239,8 @@ func prepare(t *testing.T, e *env.Environment, policy bool) *instance {
 func (in *instance) object(c cell) crclient.Object {
 	meta := metav1.ObjectMeta{Namespace: in.namespace, Name: c.name(), Labels: map[string]string{fence.LabelLease: c.name(), "cell": c.name()}}
 	pod := corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}
-	if c.path == "eviction" {
+	if c.path == "eviction" || c.path == "ephemeralcontainers" || c.path == "resize" {
+		pod.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 		return &corev1.Pod{ObjectMeta: meta, Spec: pod}
 	}
 	labels := map[string]string{"app": c.name()}
@@ -344,6 +346,13 @@ func (in *instance) write(ctx context.Context, c cell) error {
 	case "eviction":
 		eviction := &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: in.namespace, Name: c.name()}}
 		return w.SubResource("eviction").Create(ctx, o, eviction)
+	case "ephemeralcontainers":
+		// What an annotation says is dropped with it.
+		return w.SubResource("ephemeralcontainers").Patch(ctx, o, crclient.RawPatch(types.StrategicMergePatchType,
+			raw(body(map[string]any{"spec": map[string]any{"ephemeralContainers": []any{map[string]any{"name": "debug", "image": "registry.example.com/debug:1"}}}}))))
+	case "resize":
+		return w.SubResource("resize").Patch(ctx, o, crclient.RawPatch(types.StrategicMergePatchType,
+			raw(body(map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"name": "c", "resources": map[string]any{"requests": map[string]any{"cpu": "2"}}}}}}))))
 	}
 	return fmt.Errorf("no such path %q", c.path)
 }
