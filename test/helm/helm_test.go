@@ -411,6 +411,7 @@ func TestUnderLoad(t *testing.T) {
 		}
 		return nil
 	})
+	repeat(20, func(int64) error { return c.trusts(ctx) })
 	more := func(what string) { // a second of load
 		t.Helper()
 		until := writes.Load() + perSecond/2

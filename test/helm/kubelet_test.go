@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,6 +32,7 @@ import (
 
 	"github.com/fencedlease/fencedlease/internal/controlplane"
 	"github.com/fencedlease/fencedlease/test/env"
+	"github.com/fencedlease/fencedlease/webhooks"
 )
 
 const nodeName = "node"
@@ -445,6 +449,32 @@ func (k *kubelet) running(prefix string) (pods []*pod) {
 		}
 	}
 	return pods
+}
+
+// trusts dials every replica anew, as an API server does that knows the
+// configuration as it is now, and fails where it does not trust what is served.
+func (c *cluster) trusts(ctx context.Context) error {
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	slices := &discoveryv1.EndpointSliceList{}
+	if err := errors.Join(
+		c.Admin.Get(ctx, client.ObjectKey{Name: webhooks.ConfigurationName}, configuration),
+		c.Admin.List(ctx, slices, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelManagedBy: "test"}),
+	); err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(configuration.Webhooks[0].ClientConfig.CABundle)
+	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: "fencedlease-webhook." + namespace + ".svc", MinVersion: tls.VersionTLS12}}
+	for _, s := range slices.Items {
+		conn, err := dialer.DialContext(ctx, "tcp", fmt.Sprintf("%s:%d", s.Endpoints[0].Addresses[0], *s.Ports[0].Port))
+		var untrusted *tls.CertificateVerificationError
+		if errors.As(err, &untrusted) {
+			return fmt.Errorf("an API server that connects to %s now: %w", s.Name, err)
+		} else if err == nil {
+			_ = conn.Close()
+		}
+	}
+	return nil
 }
 
 // servesAll tells whether every endpoint of the webhook shows a certificate.
