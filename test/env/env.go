@@ -193,7 +193,7 @@ func (e *Environment) startFirst(ctx context.Context) error {
 	if !e.opts.Operator && !e.opts.Webhook && !e.opts.Policy {
 		return nil
 	}
-	m, err := e.StartManager()
+	m, err := e.StartManager() //nolint:contextcheck // it outlives ctx
 	if err != nil {
 		return err
 	}

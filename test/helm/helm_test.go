@@ -162,9 +162,9 @@ func (c *cluster) object(name string, token fence.Token) *corev1.ConfigMap {
 	}}
 }
 
-func (c *cluster) patch(cl client.Client, name, value string) error {
+func (c *cluster) patch(ctx context.Context, cl client.Client, name, value string) error {
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: name}}
-	return cl.Patch(c.t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"value":%q}}`, value)))
+	return cl.Patch(ctx, o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"value":%q}}`, value)))
 }
 
 // TestLife installs, upgrades with a changed CRD, rolls back, uninstalls and
@@ -182,11 +182,11 @@ func TestLife(t *testing.T) {
 	second := c.acquire("second")
 	current := second.Token()
 	c.must(c.with(current).Patch(t.Context(), c.object("guarded", current), client.Merge))
-	if err := c.patch(c.with(stale), "guarded", "stale"); !fenceclient.IsStale(err) {
+	if err := c.patch(t.Context(), c.with(stale), "guarded", "stale"); !fenceclient.IsStale(err) {
 		t.Fatalf("a superseded holder's write: %v", err)
 	}
 	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
-	if err := c.patch(c.Admin, "guarded", "unstamped"); !unstamped(err) {
+	if err := c.patch(t.Context(), c.Admin, "guarded", "unstamped"); !unstamped(err) {
 		t.Fatalf("an unstamped write: %v", err)
 	}
 	if took := time.Since(started); took > 30*time.Second {
@@ -219,7 +219,7 @@ func TestLife(t *testing.T) {
 		c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--reset-values")
 		// The API server takes up new policies once a second.
 		c.await("both layers are active", time.Minute, func() bool {
-			err := c.patch(c.with(stale), "guarded", "stale")
+			err := c.patch(t.Context(), c.with(stale), "guarded", "stale")
 			return len(c.hooks()) > 0 && err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 		})
 	}
@@ -236,7 +236,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("left behind: %v", list)
 		}
 	}
-	c.must(c.patch(c.Admin, "guarded", "unfenced"))
+	c.must(c.patch(t.Context(), c.Admin, "guarded", "unfenced"))
 	leases := &v1alpha1.FencedLeaseList{}
 	c.must(c.Admin.List(t.Context(), leases))
 	if len(leases.Items) != 1 {
@@ -269,7 +269,7 @@ func TestUninstallWithCRDs(t *testing.T) {
 		c.must(c.Admin.List(t.Context(), crds))
 		return len(crds.Items) == 0
 	})
-	c.must(c.patch(c.Admin, "guarded", "unfenced"))
+	c.must(c.patch(t.Context(), c.Admin, "guarded", "unfenced"))
 	c.must(c.Admin.Delete(t.Context(), c.object("guarded", 0)))
 	c.nothingTerminates()
 }
@@ -283,13 +283,13 @@ func unstamped(err error) bool {
 // does not.
 func (c *cluster) fenced(when string, stale, current fence.Token) {
 	c.t.Helper()
-	if err := c.patch(c.with(stale), "guarded", when); !fenceclient.IsStale(err) {
+	if err := c.patch(c.t.Context(), c.with(stale), "guarded", when); !fenceclient.IsStale(err) {
 		c.t.Errorf("%s a superseded holder's write: %v", when, err)
 	}
-	if err := c.patch(c.with(current), "guarded", when); err != nil {
+	if err := c.patch(c.t.Context(), c.with(current), "guarded", when); err != nil {
 		c.t.Errorf("%s the holder's write: %v", when, err)
 	}
-	if err := c.patch(c.Admin, "guarded", "unstamped"); !unstamped(err) {
+	if err := c.patch(c.t.Context(), c.Admin, "guarded", "unstamped"); !unstamped(err) {
 		c.t.Errorf("%s an unstamped write: %v", when, err)
 	}
 }
@@ -385,7 +385,7 @@ func TestUnderLoad(t *testing.T) {
 	for range 4 {
 		repeat(perSecond/4, func(n int64) error {
 			writes.Add(1)
-			if err := c.patch(current, "guarded", fmt.Sprint(n)); err != nil {
+			if err := c.patch(ctx, current, "guarded", fmt.Sprint(n)); err != nil {
 				return fmt.Errorf("the holder's write: %w", err)
 			}
 			return nil
@@ -403,7 +403,7 @@ func TestUnderLoad(t *testing.T) {
 	})
 	repeat(20, func(n int64) error {
 		stale.Add(1)
-		if err := c.patch(former, "guarded", "stale"); err == nil {
+		if err := c.patch(ctx, former, "guarded", "stale"); err == nil {
 			return errors.New("a superseded holder's write committed")
 		}
 		if err := former.Create(ctx, c.object(fmt.Sprintf("stale-%d", n), superseded)); err == nil {

@@ -119,7 +119,7 @@ func ownAddress(t *testing.T) string {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed at once
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func (k *kubelet) sync(ctx context.Context) error {
 // run is the life of a Pod.
 func (k *kubelet) run(ctx context.Context, p *pod) {
 	defer func() {
-		k.unready(p)
+		k.unready(ctx, p)
 		k.mu.Lock()
 		delete(k.pods, p.UID)
 		k.mu.Unlock()
@@ -223,7 +223,7 @@ func (k *kubelet) run(ctx context.Context, p *pod) {
 				k.serve(ctx, p, port)
 			case err := <-exited:
 				stopped = true
-				k.unready(p)
+				k.unready(ctx, p)
 				if p.Spec.RestartPolicy != corev1.RestartPolicyAlways && err == nil {
 					cancel()
 					k.status(ctx, p, corev1.PodSucceeded, false)
@@ -238,7 +238,7 @@ func (k *kubelet) run(ctx context.Context, p *pod) {
 				k.status(ctx, p, phase, false)
 			case <-p.stopping:
 				cancel()
-				k.terminate(p, exited)
+				k.terminate(ctx, p, exited)
 				k.remove(ctx, p)
 				return
 			case <-ctx.Done():
@@ -279,7 +279,7 @@ func (k *kubelet) start(ctx context.Context, p *pod) (probe string, port int, ex
 		args = append(args, fmt.Sprintf("--webhook-port=%d", port), fmt.Sprintf("--health-probe-bind-address=127.0.0.1:%d", probes),
 			fmt.Sprintf("--metrics-bind-address=127.0.0.1:%d", freePort(k.t)), "--webhook-cert-dir="+filepath.Join(dir, "certificate"))
 	}
-	cmd := exec.Command(k.program, args...) //nolint:noctx // ended by signals, as a container is
+	cmd := exec.Command(k.program, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+file)
 	for _, v := range c.Env {
 		value := v.Value
@@ -344,8 +344,8 @@ func (k *kubelet) probe(ctx context.Context, url string, ready chan<- struct{}) 
 }
 
 // terminate does what a kubelet does to a Pod that is being deleted.
-func (k *kubelet) terminate(p *pod, exited <-chan error) {
-	k.unready(p)
+func (k *kubelet) terminate(ctx context.Context, p *pod, exited <-chan error) {
+	k.unready(ctx, p)
 	if hook := p.Spec.Containers[0].Lifecycle; hook != nil && hook.PreStop != nil && hook.PreStop.Sleep != nil {
 		select {
 		case <-time.After(time.Duration(hook.PreStop.Sleep.Seconds) * time.Second):
@@ -426,9 +426,9 @@ func (k *kubelet) serve(ctx context.Context, p *pod, port int) {
 }
 
 // unready takes a Pod from behind the Services.
-func (k *kubelet) unready(p *pod) {
+func (k *kubelet) unready(ctx context.Context, p *pod) {
 	slices := &discoveryv1.EndpointSliceList{}
-	ctx := context.Background()
+	ctx = context.WithoutCancel(ctx) // at the end, too
 	if err := k.e.Admin.List(ctx, slices, client.InNamespace(p.Namespace), client.MatchingLabels{discoveryv1.LabelManagedBy: "test"}); err != nil {
 		return
 	}
