@@ -55,7 +55,8 @@ func newCluster(api client.Reader, c clock.PassiveClock, maxAge time.Duration) *
 
 // follow feeds the watch of an informer in.
 func (c *cluster) follow(ctx context.Context, informers cache.Informers) error {
-	informer, err := informers.GetInformer(ctx, &v1alpha1.FencedLease{})
+	// Until it is synced leases are read one by one, and readiness says so.
+	informer, err := informers.GetInformer(ctx, &v1alpha1.FencedLease{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return fmt.Errorf("watch leases: %w", err)
 	}

@@ -111,6 +111,8 @@ func (a *accounts) Identify(ctx context.Context, bearer string, certificate *x50
 		return a.review(ctx, bearer)
 	case bearer != "":
 		return caller{}, unauthenticatedError("this gateway takes no bearer tokens; use a client certificate")
+	case certificate != nil && certificate.Subject.CommonName == "":
+		return caller{}, unauthenticatedError("the client certificate has no common name")
 	case certificate != nil:
 		return caller{user: certificate.Subject.CommonName, groups: certificate.Subject.Organization}, nil
 	case a.tokens:

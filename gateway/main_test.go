@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -59,6 +60,13 @@ func newPartner(t *testing.T, answer http.HandlerFunc) *partner {
 	p.Server = httptest.NewServer(p)
 	t.Cleanup(p.Close)
 	return p
+}
+
+// newUnstarted is a server that says nothing of callers that turn away.
+func newUnstarted(h http.Handler) *httptest.Server {
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	return s
 }
 
 func (p *partner) ServeHTTP(w http.ResponseWriter, r *http.Request) {

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -370,8 +368,7 @@ func TestPartnerFails(t *testing.T) {
 		"does not listen":                 {func(*testing.T) string { return "http://127.0.0.1:1/secret-partner" }, http.StatusBadGateway, NotSent},
 		"speaks plain text, TLS expected": {func(t *testing.T) string { return strings.Replace(newPartner(t, nil).URL, "http", "https", 1) }, http.StatusBadGateway, NotSent},
 		"has a certificate of nobody": {func(t *testing.T) string {
-			s := httptest.NewUnstartedServer(http.NotFoundHandler())
-			s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+			s := newUnstarted(http.NotFoundHandler())
 			s.StartTLS()
 			t.Cleanup(s.Close)
 			return s.URL

@@ -189,7 +189,7 @@ func (s *server) serve(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("--%s: %w", one.flag, err)
 		}
-		s.group.Go(func() error { return one.run(ctx, listener, one.config) })
+		s.group.Go(func() error { return one.run(ctx, listener, one.config.Clone()) }) // servers change it
 		if s.listening != nil {
 			s.listening(one.flag, listener.Addr())
 		}
