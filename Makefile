@@ -17,6 +17,10 @@ demo: control-plane ## Play the paused-worker story on a real API server
 demo-sql: ## Play it on a real PostgreSQL
 	go run ./test/demo/sql
 
+.PHONY: demo-gateway
+demo-gateway: ## Play it on payments that cannot be taken back
+	go run ./test/demo/gateway
+
 .PHONY: run
 run: control-plane ## Run an embedded control plane with the operator until interrupted
 	go run ./cmd/fencedlease dev

@@ -25,29 +25,29 @@ func TestCertificates(t *testing.T) {
 	const other = "shop/other"
 	client := x509.ExtKeyUsageClientAuth
 	for name, c := range map[string]struct {
-		certificate *certificate
+		certificate certificate
 		lease       string
 		more        []string
 		// status is 0 where there is no answer at all.
 		status int
 		reason fence.Reason
 	}{
-		"a user of the lease":              {new(ours.client(t, "alice", client)), lease, nil, http.StatusOK, ""},
-		"a user of all leases":             {new(ours.client(t, "o=bob", client)), other, nil, http.StatusOK, ""},
-		"a user of another lease":          {new(ours.client(t, "alice", client)), other, nil, http.StatusForbidden, NotAllowed},
-		"a user of none":                   {new(ours.client(t, "carol", client)), lease, nil, http.StatusForbidden, NotAllowed},
-		"a name is not a list's beginning": {new(ours.client(t, "alice=shop/orders", client)), lease, nil, http.StatusForbidden, NotAllowed},
-		"a bearer token beside it":         {new(ours.client(t, "alice", client)), lease, []string{fence.HeaderAuthorization, "Bearer x"}, http.StatusUnauthorized, Unauthenticated},
-		"a certificate without a name":     {new(ours.client(t, "", client)), lease, nil, http.StatusUnauthorized, Unauthenticated},
-		"another authority's":              {new(others.client(t, "alice", client)), lease, nil, 0, ""},
-		"one for servers":                  {new(ours.client(t, "alice", x509.ExtKeyUsageServerAuth)), lease, nil, 0, ""},
-		"none":                             {nil, lease, nil, 0, ""},
+		"a user of the lease":              {ours.client(t, "alice", client), lease, nil, http.StatusOK, ""},
+		"a user of all leases":             {ours.client(t, "o=bob", client), other, nil, http.StatusOK, ""},
+		"a user of another lease":          {ours.client(t, "alice", client), other, nil, http.StatusForbidden, NotAllowed},
+		"a user of none":                   {ours.client(t, "carol", client), lease, nil, http.StatusForbidden, NotAllowed},
+		"a name is not a list's beginning": {ours.client(t, "alice=shop/orders", client), lease, nil, http.StatusForbidden, NotAllowed},
+		"a bearer token beside it":         {ours.client(t, "alice", client), lease, []string{fence.HeaderAuthorization, "Bearer x"}, http.StatusUnauthorized, Unauthenticated},
+		"a certificate without a name":     {ours.client(t, "", client), lease, nil, http.StatusUnauthorized, Unauthenticated},
+		"another authority's":              {others.client(t, "alice", client), lease, nil, 0, ""},
+		"one for servers":                  {ours.client(t, "alice", x509.ExtKeyUsageServerAuth), lease, nil, 0, ""},
+		"none":                             {certificate{}, lease, nil, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for protocol, next := range map[string][]string{"HTTP/1.1": {"http/1.1"}, "HTTP/2": {"h2"}} {
 				for _, service := range []string{"proxy", "decision"} {
 					config := &tls.Config{RootCAs: server.pool, NextProtos: next, MinVersion: tls.VersionTLS12}
-					if c.certificate != nil {
+					if c.certificate.certFile != "" {
 						config.Certificates = []tls.Certificate{c.certificate.pair}
 					}
 					transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: protocol == "HTTP/2"}

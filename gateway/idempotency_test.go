@@ -401,3 +401,64 @@ func TestCrashedHoldersWork(t *testing.T) {
 		t.Errorf("the partner was called %d times", n)
 	}
 }
+
+// TestRepeatByTheCaller: a repeat by the holder itself, without an idempotency
+// key, is a call like any other, which the partner has to tell apart; after the
+// hand-over it is stale.
+func TestRepeatByTheCaller(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	g := start(t, resetting(t, &calls))
+	for _, c := range []struct {
+		what, path, token string
+		reason            fence.Reason
+		calls             int64
+	}{
+		{"the first try", "/breaks", "41", OutcomeUnknown, 1},
+		{"a repeat before the hand-over", "/breaks", "41", OutcomeUnknown, 2},
+		{"the hand-over", "/fine", "42", "", 2},
+		{"a repeat after it", "/breaks", "41", fence.StaleToken, 2},
+		{"the new holder's", "/breaks", "42", OutcomeUnknown, 3},
+	} {
+		if a := g.call(t, http.MethodPost, c.path, "order 7", stamped(c.token)); a.reason != c.reason || calls.Load() != c.calls {
+			t.Errorf("%s: %d %s and %d calls, want %s and %d", c.what, a.status, a.reason, calls.Load(), c.reason, c.calls)
+		}
+	}
+}
+
+// TestOneMailForEachTick: a scheduler that loses its lease and regains it within
+// one tick, and a paused one that resumes, send one mail for each job and tick.
+func TestOneMailForEachTick(t *testing.T) {
+	t.Parallel()
+	p := newPartner(t, nil)
+	g := start(t, p.URL)
+	mail := func(token, job, tick string) answer {
+		t.Helper()
+		return g.call(t, http.MethodPost, "/mail", job+tick, stamped(token, fence.HeaderKey, job, HeaderIdempotencyKey, tick))
+	}
+	for _, c := range []struct {
+		what, token, job, tick string
+		status                 int
+		outcome                string
+	}{
+		{"a tick", "41", "report", "08:00", http.StatusOK, ""},
+		{"the same after lease and token were regained", "42", "report", "08:00", http.StatusOK, outcomeRecorded},
+		{"another job of the tick", "42", "invoice", "08:00", http.StatusOK, ""},
+		{"the next tick", "42", "report", "09:00", http.StatusOK, ""},
+		{"another scheduler, the same tick", "43", "report", "09:00", http.StatusOK, outcomeRecorded},
+		{"the paused one resumes", "42", "report", "09:00", http.StatusForbidden, ""},
+		{"and goes on to the next tick", "42", "report", "10:00", http.StatusForbidden, ""},
+		{"the other goes on", "43", "report", "10:00", http.StatusOK, ""},
+	} {
+		if a := mail(c.token, c.job, c.tick); a.status != c.status || a.header.Get(HeaderOutcome) != c.outcome {
+			t.Errorf("%s: %d %q, want %d %q: %s", c.what, a.status, a.header.Get(HeaderOutcome), c.status, c.outcome, a.body)
+		}
+	}
+	var mails []string
+	for _, a := range p.calls() {
+		mails = append(mails, a.body)
+	}
+	if diff := cmp.Diff([]string{"report08:00", "invoice08:00", "report09:00", "report10:00"}, mails); diff != "" {
+		t.Errorf("mails (-want +got):\n%s", diff)
+	}
+}
