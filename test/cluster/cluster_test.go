@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -211,4 +212,57 @@ func TestDeleteCollectionByAPerson(t *testing.T) {
 	await(t, "the plain one is gone", func() bool {
 		return apierrors.IsNotFound(e.Admin.Get(t.Context(), crclient.ObjectKey{Namespace: namespace, Name: "plain"}, &corev1.ConfigMap{}))
 	})
+}
+
+// TestRolloutUndo: an undo brings back the annotations of an old ReplicaSet,
+// with the token and the write-id of the holder of that time.
+func TestRolloutUndo(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	held, _ := acquire(t, e, namespace)
+	d := deployment(namespace)
+	delete(d.Spec.Template.Labels, fence.LabelLease) // the Pods do not matter
+	must(t, e.Admin.Create(t.Context(), d))
+	// write stamps by annotations, and waits until the ReplicaSet has them.
+	write := func(token fence.Token, image string) {
+		t.Helper()
+		must(t, e.Admin.Patch(t.Context(), d, crclient.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil,
+			`{"metadata":{"annotations":{%q:"%d",%q:%q}},"spec":{"template":{"spec":{"containers":[{"name":"c","image":%q}]}}}}`,
+			fence.AnnotationToken, token, fence.AnnotationWriteID, image, image))))
+		await(t, "the ReplicaSet of "+image+" is there", func() bool {
+			sets := &appsv1.ReplicaSetList{}
+			must(t, e.Admin.List(t.Context(), sets, crclient.InNamespace(namespace)))
+			return slices.ContainsFunc(sets.Items, func(set appsv1.ReplicaSet) bool {
+				return set.Spec.Template.Spec.Containers[0].Image == image && set.Annotations[fence.AnnotationWriteID] == image
+			})
+		})
+	}
+	// undo goes back to the revision before, unless it is refused.
+	undo := func(want fence.Reason, image string, flags ...string) {
+		t.Helper()
+		args := append([]string{"rollout", "undo", "deployment/web", "-n", namespace}, flags...)
+		out, errOut, err := e.Kubectl(t, e.UserConfig(t, "person", "system:masters"), "", args...)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(errOut, string(want)+": ")) {
+			t.Errorf("want %q, got %v: %s%s", want, err, out, errOut)
+		}
+		must(t, e.Admin.Get(t.Context(), crclient.ObjectKeyFromObject(d), d))
+		if got := d.Spec.Template.Spec.Containers[0].Image; got != image {
+			t.Errorf("it has the image %s, want %s", got, image)
+		}
+	}
+	as := func(extra, value string) []string {
+		return []string{"--as=person", "--as-group=system:masters", "--as-user-extra=" + extra + "=" + value}
+	}
+	write(held.Token(), "registry.example.com/c:1")
+	write(held.Token(), "registry.example.com/c:2")
+	undo("", "registry.example.com/c:1") // a copy of what the holder wrote
+	write(held.Token(), "registry.example.com/c:2")
+	must(t, held.Release(t.Context()))
+	held, err := client.Acquire(t.Context(), e.Config, namespace, "main")
+	must(t, err)
+	write(held.Token(), "registry.example.com/c:3")
+	undo(fence.StaleToken, "registry.example.com/c:3")
+	undo(fence.FenceRemoved, "registry.example.com/c:3", as(fence.ExtraToken, fmt.Sprint(held.Token()))...)
+	undo(fence.StaleToken, "registry.example.com/c:3", as(fence.ExtraBypass, "incident 7")...)
+	must(t, held.Release(t.Context()))
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -140,6 +141,77 @@ func TestKubectl(t *testing.T) {
 				t.Errorf("want %s, got %v: %s", c.says, err, all)
 			case !strings.Contains(all, c.warns):
 				t.Errorf("want the warning %q: %s", c.warns, all)
+			}
+		})
+	}
+}
+
+// TestDrain: a drain evicts what is not guarded, and guarded Pods for who may
+// delete them.
+func TestDrain(t *testing.T) {
+	as := func(extra string) []string {
+		return []string{"--as=person", "--as-group=system:masters", "--as-user-extra=" + extra}
+	}
+	for name, c := range map[string]struct {
+		args   []string
+		except []v1alpha1.UnstampedException
+		says   string // empty where it passes
+	}{
+		"unstamped":                {says: "Unstamped"},
+		"with the token":           {args: as(fence.ExtraToken + "=42")},
+		"with a stale token":       {args: as(fence.ExtraToken + "=41"), says: "StaleToken"},
+		"a deliberate bypass":      {args: as(fence.ExtraBypass + "=incident 7")},
+		"an excepted principal":    {except: []v1alpha1.UnstampedException{{User: "person", Action: v1alpha1.UnstampedAllow}}},
+		"as a dry run":             {args: []string{"--dry-run=server"}, says: "Unstamped"},
+		"with deletes and a token": {args: append(as(fence.ExtraToken+"=42"), "--disable-eviction")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := installed(t)
+			namespace := e.Namespace(t)
+			must := func(err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+				client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
+			lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
+			if c.except != nil {
+				lease.Spec.UnstampedWrites = &v1alpha1.UnstampedWrites{Except: c.except}
+			}
+			must(e.Admin.Create(t.Context(), lease))
+			issue(t, e, lease, 42, "b")
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+			must(e.Admin.Create(t.Context(), node))
+			pod := func(name string) *corev1.Pod {
+				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+					Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}}
+			}
+			guarded, plain := pod("guarded"), pod("plain")
+			guarded.Labels = map[string]string{fence.LabelLease: "main"}
+			guarded.Annotations = map[string]string{fence.AnnotationToken: "42"}
+			must(e.Admin.Create(t.Context(), guarded))
+			must(e.Admin.Create(t.Context(), plain))
+
+			out, errOut, err := e.Kubectl(t, e.UserConfig(t, "person", "system:masters"), "",
+				append([]string{"drain", node.Name, "--force", "--grace-period=0", "--timeout=60s"}, c.args...)...)
+			all := out + errOut
+			if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(all, c.says+": ")) {
+				t.Errorf("want %q, got %v: %s", c.says, err, all)
+			}
+			dry := slices.Contains(c.args, "--dry-run=server")
+			must(e.Admin.Get(t.Context(), client.ObjectKeyFromObject(node), node))
+			if node.Spec.Unschedulable == dry {
+				t.Errorf("cordoned: %t", node.Spec.Unschedulable)
+			}
+			for _, p := range []*corev1.Pod{guarded, plain} {
+				err := e.Admin.Get(t.Context(), client.ObjectKeyFromObject(p), p)
+				must(client.IgnoreNotFound(err))
+				if gone, want := err != nil, !dry && (p.Name == "plain" || c.says == ""); gone != want {
+					t.Errorf("%s is gone: %t", p.Name, gone)
+				}
 			}
 		})
 	}
