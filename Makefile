@@ -50,6 +50,10 @@ fuzz: ## Fuzz everything that parses, 30 s each
 bench-admission: control-plane ## Measure what the fence adds to a write, as ratios within one run
 	go run ./test/bench/admission
 
+.PHONY: bench-memory
+bench-memory: control-plane ## Measure the operator's memory and idle CPU with 500 leases and 10,000 guarded objects
+	go run ./test/bench/memory
+
 .PHONY: bench-sql
 bench-sql: ## Measure what the SQL fence costs, as ratios within one run
 	go run ./test/bench/sqlfence
