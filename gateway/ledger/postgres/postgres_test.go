@@ -82,7 +82,9 @@ func TestLedger(t *testing.T) {
 				return l
 			}
 		},
-		Later: func(t testing.TB) { exec(t, server.URL("postgres", name), "UPDATE fence.call_outcome SET expires = now() - interval '1 second'") },
+		Later: func(t testing.TB) {
+			exec(t, server.URL("postgres", name), "UPDATE fence.call_outcome SET expires = now() - interval '1 second'")
+		},
 	})
 }
 
