@@ -1,6 +1,7 @@
 package webhooks_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,11 +9,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -148,4 +153,45 @@ func (s *scene) markNamespace() {
 	s.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
 	s.must(s.Admin.Patch(s.Context(), ns, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:"true"}}}`, fence.LabelNamespaceMark))))
+}
+
+// TestBypassLeavesAnEvent: a bypass can be seen on its lease. One that did not
+// happen cannot.
+func TestBypassLeavesAnEvent(t *testing.T) {
+	s := newScene(t)
+	s.configMap("tried")
+	cfg := rest.CopyConfig(s.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "amy", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraBypass: {"incident 7"}}}
+	amy, err := client.New(cfg, client.Options{Scheme: s.Scheme})
+	s.must(err)
+	remove := func(c client.Client, name string) error {
+		return c.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: name}})
+	}
+	s.must(remove(client.NewDryRunClient(amy), "tried"))
+	s.must(remove(amy, "guarded"))
+	notes := func() (all []string) {
+		found := &eventsv1.EventList{}
+		s.must(s.Admin.List(t.Context(), found, client.InNamespace(s.namespace)))
+		for _, event := range found.Items {
+			if event.Reason == "Bypassed" {
+				all = append(all, event.Regarding.Name+": "+event.Note)
+			}
+		}
+		return all
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for len(notes()) == 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("no event tells of the bypass")
+		}
+	}
+	want := []string{fmt.Sprintf("main: \"amy\" bypassed the fence on configmaps %s/guarded: incident 7", s.namespace)}
+	if diff := cmp.Diff(want, notes()); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
 }

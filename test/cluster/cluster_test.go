@@ -266,3 +266,66 @@ func TestRolloutUndo(t *testing.T) {
 	undo(fence.StaleToken, "registry.example.com/c:3", as(fence.ExtraBypass, "incident 7")...)
 	must(t, held.Release(t.Context()))
 }
+
+// TestStampsReachReplicaSets: the deployment controller copies stamps onto
+// ReplicaSets, guarded ones too. There they present nothing, and old ones keep
+// nobody from rolling out.
+func TestStampsReachReplicaSets(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	held, _ := acquire(t, e, namespace)
+	d := deployment(namespace)
+	d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType // nothing here becomes ready
+	must(t, e.Admin.Create(t.Context(), d))
+	stamp := func(id, image string) {
+		t.Helper()
+		must(t, e.Admin.Patch(t.Context(), d, crclient.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil,
+			`{"metadata":{"annotations":{%q:"%d",%q:%q}},"spec":{"template":{"spec":{"containers":[{"name":"c","image":%q}]}}}}`,
+			fence.AnnotationToken, held.Token(), fence.AnnotationWriteID, id, image))))
+	}
+	// sets gives the ReplicaSets by image.
+	sets := func() map[string]appsv1.ReplicaSet {
+		all := &appsv1.ReplicaSetList{}
+		must(t, e.Admin.List(t.Context(), all, crclient.InNamespace(namespace)))
+		byImage := map[string]appsv1.ReplicaSet{}
+		for _, set := range all.Items {
+			byImage[set.Spec.Template.Spec.Containers[0].Image] = set
+		}
+		if len(byImage) != len(all.Items) {
+			t.Errorf("a stamp rolled out: %d ReplicaSets of %d images", len(all.Items), len(byImage))
+		}
+		return byImage
+	}
+	const before, after = "registry.example.com/c:1", "registry.example.com/c:2"
+	for i := range 50 {
+		stamp(fmt.Sprintf("stamp-%d", i), before)
+	}
+	await(t, "the last stamp is on the ReplicaSet", func() bool {
+		return sets()[before].Annotations[fence.AnnotationWriteID] == "stamp-49"
+	})
+	old := sets()[before]
+	if old.Labels[fence.LabelLease] != "main" {
+		t.Fatal("the ReplicaSet is not guarded")
+	}
+	if fields := len(old.ManagedFields); fields > 3 {
+		t.Errorf("its managed fields have %d entries", fields)
+	}
+	err := e.Admin.Patch(t.Context(), &old, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"minReadySeconds":1}}`)))
+	if reason, _ := client.Reason(err); reason != fence.Unstamped {
+		t.Errorf("a copied stamp presents a token: %v", err)
+	}
+
+	former := held.Token()
+	must(t, held.Release(t.Context()))
+	held, err = client.Acquire(t.Context(), e.Config, namespace, "main")
+	must(t, err)
+	stamp("of the next", after)
+	await(t, "the next holder's template is rolled out", func() bool {
+		now := sets()
+		return len(now) == 2 && *now[before].Spec.Replicas == 0 && *now[after].Spec.Replicas == 1
+	})
+	if got := sets()[before].Annotations[fence.AnnotationToken]; got != former.String() {
+		t.Errorf("the old ReplicaSet holds token %s, want %s", got, former)
+	}
+	must(t, held.Release(t.Context()))
+}
