@@ -145,8 +145,10 @@ func TestHistory(t *testing.T) {
 			return as(token).Delete(ctx, target(), crclient.Preconditions{UID: new(types.UID("another"))})
 		},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+	// Until there is enough to tell: a busy machine takes its time.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	const enough, perToken = 400, 15
 	var wg sync.WaitGroup
 	for worker := range 6 {
 		random := rand.New(rand.NewPCG(uint64(worker), 7))
@@ -162,16 +164,20 @@ func TestHistory(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		tick := time.NewTicker(60 * time.Millisecond)
+		tick := time.NewTicker(10 * time.Millisecond)
 		defer tick.Stop()
-		for {
+		for next := int64(perToken); committed.Load() < enough || refused.Load() < enough; {
 			select {
 			case <-tick.C:
-				issue()
+				if now := committed.Load() + refused.Load(); now >= next {
+					issue()
+					next = now + perToken
+				}
 			case <-ctx.Done():
 				return
 			}
 		}
+		cancel()
 	})
 	wg.Wait()
 	events.Stop()
