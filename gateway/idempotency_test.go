@@ -10,10 +10,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2"
@@ -377,28 +379,60 @@ func TestOneOfManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestCrashedHoldersWork: a newer holder that finishes what a crashed one began
-// gets its outcome, though it waits for that call to end first.
+// TestCrashedHoldersWork: a call with an idempotency key goes on though its
+// caller is gone, so that a newer holder, who waits for its end, gets what came
+// of it. One without a key is cut off, and so is one that takes too long; what
+// came of that nobody knows.
 func TestCrashedHoldersWork(t *testing.T) {
-	t.Parallel()
-	h := newHeld(t)
-	g := start(t, h.URL)
-	ctx, crash := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = g.tryCall(ctx, http.MethodPost, "/a", nil, stamped("41", HeaderIdempotencyKey, "k"))
-	}()
-	eventually(t, "the call begins", func() bool { return len(h.seen()) > 0 })
-	crash()
-	<-done
-	// The caller is gone, so that the call was cut off: nobody knows.
-	a := g.call(t, http.MethodPost, "/a", "", stamped("42", HeaderIdempotencyKey, "k"))
-	if a.reason != OutcomeUnknown || !strings.Contains(a.body, "under token 41") {
-		t.Errorf("%+v", a)
-	}
-	if n := len(h.calls()); n != 1 {
-		t.Errorf("the partner was called %d times", n)
+	for name, c := range map[string]struct {
+		wait   time.Duration
+		key    []string
+		ends   bool
+		want   answer
+		events []string
+	}{
+		"with a key":           {time.Hour, []string{HeaderIdempotencyKey, "k"}, true, answer{status: http.StatusOK, body: "done"}, []string{"begin a", "end a"}},
+		"with a key, too long": {50 * time.Millisecond, []string{HeaderIdempotencyKey, "k"}, false, answer{status: http.StatusBadGateway, reason: OutcomeUnknown}, []string{"begin a", "cut a"}},
+		"without a key":        {time.Hour, nil, false, answer{status: http.StatusOK, body: "done"}, []string{"begin a", "cut a", "begin a", "end a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHeld(t)
+			g := start(t, h.URL, func(o *Options) { o.Wait, o.DecisionAddress = c.wait, "127.0.0.1:0" })
+			ctx, crash := context.WithCancel(t.Context())
+			defer crash()
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				_, _ = g.tryCall(ctx, http.MethodPost, "/a", nil, stamped("41", c.key...))
+			}()
+			eventually(t, "the call begins", func() bool { return len(h.seen()) > 0 })
+			crash()
+			<-gone
+			if c.key == nil {
+				eventually(t, "the call is cut off", func() bool { return len(h.seen()) > 1 })
+				close(h.gate("a"))
+			}
+			next := make(chan answer, 1)
+			go func() {
+				a, err := g.tryCall(t.Context(), http.MethodPost, "/a", nil, stamped("42", c.key...))
+				if err != nil {
+					t.Error(err)
+				}
+				next <- a
+			}()
+			if c.ends {
+				eventually(t, "the newer holder waits", func() bool { return g.decide(t, stamped("41")).reason == fence.StaleToken })
+				close(h.gate("a"))
+			}
+			a := <-next
+			if a.status != c.want.status || a.reason != c.want.reason || a.reason == "" && a.body != c.want.body {
+				t.Errorf("the newer holder gets %+v", a)
+			}
+			if got := h.seen(); !slices.Equal(got, c.events) {
+				t.Errorf("the partner saw %q, want %q", got, c.events)
+			}
+		})
 	}
 }
 

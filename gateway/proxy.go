@@ -107,7 +107,12 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(problem)
 		return
 	}
-	ctx, cancel := context.WithCancelCause(r.Context())
+	ctx := r.Context()
+	if c.idempotencyKey != "" {
+		// Whoever finishes the work of a caller that crashed needs the outcome.
+		ctx = context.WithoutCancel(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if p.timeout > 0 {
 		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
