@@ -23,11 +23,17 @@ BEGIN
   END IF;
 END $$;
 
--- The recorded token of each lease ("namespace/name").
+-- The recorded token of each lease ("namespace/name"). Analyzed from its first row
+-- on: so small a table is read quicker without its index.
 CREATE TABLE IF NOT EXISTS fence.lease (
   lease text PRIMARY KEY CHECK (length(lease) BETWEEN 3 AND 127),
   token bigint NOT NULL CHECK (token BETWEEN 1 AND 9007199254740991)
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 50, autovacuum_analyze_threshold = 0);
+
+-- The record as a transaction says that it has presented it. It stands here so that
+-- no transaction has to put it together.
+ALTER TABLE fence.lease ADD COLUMN IF NOT EXISTS mark text NOT NULL
+  GENERATED ALWAYS AS ('|' || lease || '=' || token::text || '|') STORED;
 
 -- Settings of the installation: one row.
 CREATE TABLE IF NOT EXISTS fence.setting (
@@ -66,35 +72,43 @@ END $$;
 -- FL004 older transactions did not end within the limit; FL005 the token is
 -- higher than the recorded one, and advancing is reserved to fence_operator.
 --
--- This one, fence.holds and fence.check run in every transaction. A SET clause would cost
--- them more than all they do, so instead every name in them is qualified,
--- operators included: nobody's search_path decides what runs here.
+-- This one and the triggers run in every transaction. A SET clause would cost them
+-- more than all they do, and so would a function called by another. So every name in
+-- them is qualified, operators included (nobody's search_path decides what runs here),
+-- and the usual case is written out: READ COMMITTED, the token is the recorded one.
 CREATE OR REPLACE FUNCTION fence.present(lease text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-  -- The usual case: the token is the recorded one, and nobody advances. Looked
-  -- at first without the lock: two that share it and both want to advance would
-  -- wait for each other.
-  PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) present.lease AND l.token OPERATOR(pg_catalog.=) present.token;
-  IF FOUND AND fence.holds(lease, token) THEN
-    PERFORM pg_catalog.set_config('fence.presented',
-      pg_catalog.concat('|', lease, '=', token, '|', pg_catalog.current_setting('fence.presented', true)), true);
-  ELSE
-    PERFORM fence.present(lease, token, NULL, false);
-  END IF;
+  BEGIN
+    IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
+      AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashtextextended(lease, 439804651365)) THEN
+      PERFORM pg_catalog.set_config('fence.presented', l.mark OPERATOR(pg_catalog.||) coalesce(pg_catalog.current_setting('fence.presented', true), ''), true)
+        FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) present.lease AND l.token OPERATOR(pg_catalog.=) present.token;
+      IF FOUND THEN
+        RETURN;
+      END IF;
+      -- Let go of the lock: two that share it and both want to advance would wait for each other.
+      RAISE EXCEPTION USING ERRCODE = 'FL000';
+    END IF;
+  EXCEPTION WHEN SQLSTATE 'FL000' THEN
+    NULL;
+  END;
+  PERFORM fence.present(lease, token, NULL, false);
 END $$;
 
--- Tells whether token is the recorded one, and keeps it so until the end of the
--- transaction. It does not wait.
-CREATE OR REPLACE FUNCTION fence.holds(lease text, token bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Tells whether this transaction has presented the recorded token, and keeps it
+-- the recorded one until the end of the transaction. It does not wait.
+CREATE OR REPLACE FUNCTION fence.holds(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashtextextended(lease, 439804651365)) THEN
     RETURN false;
   END IF;
   IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed' THEN
-    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease AND l.token OPERATOR(pg_catalog.=) holds.token;
+    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease
+      AND pg_catalog.strpos(pg_catalog.current_setting('fence.presented', true), l.mark) OPERATOR(pg_catalog.>) 0;
   ELSE
-    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease AND l.token OPERATOR(pg_catalog.=) holds.token FOR SHARE;
+    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) holds.lease
+      AND pg_catalog.strpos(pg_catalog.current_setting('fence.presented', true), l.mark) OPERATOR(pg_catalog.>) 0 FOR SHARE;
   END IF;
   RETURN FOUND;
 END $$;
@@ -108,7 +122,7 @@ DECLARE
   recorded bigint;
   reserved boolean;
   usual interval;
-  was text;
+  was text := current_setting('lock_timeout');
   ended int := 0;
 BEGIN
   IF lease IS NULL OR lease !~ '^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?$' OR length(lease) > 127 THEN
@@ -127,7 +141,6 @@ BEGIN
   IF terminate AND NOT pg_has_role(session_user, 'fence_operator', 'MEMBER') THEN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = format('%s may not end other backends: that needs the role fence_operator', session_user);
   END IF;
-  was := current_setting('lock_timeout');
   LOOP
     BEGIN
       PERFORM set_config('lock_timeout', (extract(epoch FROM wait) * 1000)::bigint::text, true);
@@ -148,8 +161,11 @@ BEGIN
         INSERT INTO fence.lease AS l VALUES (present.lease, present.token)
           ON CONFLICT ON CONSTRAINT lease_pkey DO UPDATE SET token = excluded.token WHERE l.token < excluded.token;
       END IF;
-      -- Under the lock: somebody may have been faster.
-      IF NOT fence.holds(lease, token) THEN
+      -- What this transaction has presented stands in a setting that ends with it, as
+      -- the marks of records, the newest first. Anybody may set it: what counts is the
+      -- record, read under the lock. Here too: somebody may have been faster.
+      PERFORM set_config('fence.presented', concat('|', lease, '=', token, '|', current_setting('fence.presented', true)), true);
+      IF NOT fence.holds(lease) THEN
         SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = present.lease;
         PERFORM fence.stale(lease, token, recorded);
       END IF;
@@ -168,11 +184,7 @@ BEGIN
       END IF;
     END;
   END LOOP;
-  -- What this transaction has presented stands in a setting that ends with it,
-  -- as |lease=token||lease=token|, the newest first. Anybody may set it: the
-  -- triggers compare it with the record, under lock.
-  PERFORM set_config('lock_timeout', was, true),
-    set_config('fence.presented', concat('|', lease, '=', token, '|', current_setting('fence.presented', true)), true);
+  PERFORM set_config('lock_timeout', was, true);
 END $$;
 
 -- The same for a token as text: only its canonical decimal form is one.
@@ -188,24 +200,17 @@ END $$;
 
 -- Judges a write of this transaction to what a lease guards.
 CREATE OR REPLACE FUNCTION fence.check(lease text) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
-DECLARE
-  said text := pg_catalog.split_part(pg_catalog.split_part(
-    pg_catalog.current_setting('fence.presented', true), pg_catalog.concat('|', lease, '='), 2), '|', 1);
-  presented bigint;
 BEGIN
-  IF said OPERATOR(pg_catalog.~) '^[0-9]{1,16}$' THEN
-    presented := said;
-    IF fence.holds(lease, presented) THEN
-      RETURN;
-    END IF;
+  IF NOT fence.holds(lease) THEN
+    PERFORM fence.refuse(lease);
   END IF;
-  PERFORM fence.refuse(lease, presented);
 END $$;
 
 -- Says why a write does not count, unless its transaction bypasses the fence.
-CREATE OR REPLACE FUNCTION fence.refuse(lease text, token bigint) RETURNS void
+CREATE OR REPLACE FUNCTION fence.refuse(lease text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  token text := substring(split_part(current_setting('fence.presented', true), concat('|', lease, '='), 2) FROM '^([0-9]{1,16})\|');
   recorded bigint;
 BEGIN
   IF token IS NULL THEN
@@ -217,8 +222,8 @@ BEGIN
       HINT = 'Call fence.present(lease, token) in this very transaction: what a statement of its own presents ends with it.';
   END IF;
   SELECT l.token INTO recorded FROM fence.lease l WHERE l.lease = refuse.lease;
-  IF recorded > token THEN
-    PERFORM fence.stale(lease, token, recorded);
+  IF recorded > token::bigint THEN
+    PERFORM fence.stale(lease, token::bigint, recorded);
   END IF;
   RAISE EXCEPTION USING ERRCODE = 'FL002',
     MESSAGE = format('Unstamped: [%s] token %s was not presented; recorded %s; call fence.present', lease, token, coalesce(recorded::text, 'none'));
@@ -234,13 +239,19 @@ BEGIN
 END $$;
 
 -- The trigger of a table that one lease guards; its argument is the lease.
-CREATE OR REPLACE FUNCTION fence.guard_table() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.guard_table() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
-  PERFORM fence.check(TG_ARGV[0]);
-  IF TG_LEVEL = 'ROW' AND TG_OP = 'DELETE' THEN
-    RETURN OLD;
+  -- As fence.holds does.
+  IF pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.=) 'read committed'
+    AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashtextextended(TG_ARGV[0], 439804651365)) THEN
+    PERFORM FROM fence.lease l WHERE l.lease OPERATOR(pg_catalog.=) TG_ARGV[0]
+      AND pg_catalog.strpos(pg_catalog.current_setting('fence.presented', true), l.mark) OPERATOR(pg_catalog.>) 0;
+    IF FOUND THEN
+      RETURN NULL; -- which skips nothing: it runs before a statement or after a row
+    END IF;
   END IF;
-  RETURN NEW;
+  PERFORM fence.check(TG_ARGV[0]);
+  RETURN NULL;
 END $$;
 
 -- The trigger of a table whose rows name their lease in a column; its argument

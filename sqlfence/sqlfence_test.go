@@ -463,6 +463,11 @@ func TestAdvancersQueue(t *testing.T) {
 	}
 	second, presented := present(41)
 	waiting(1)
+	// Two that share the lock and both want it alone would wait for each other.
+	var share int
+	if err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted`).Scan(&share); err != nil || share != 1 {
+		t.Errorf("%d share the lock, %v: who wants to advance lets go of it first", share, err)
+	}
 	third, thereafter := present(42)
 	waiting(2)
 	d.exec(first, `COMMIT`)
