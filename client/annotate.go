@@ -1,10 +1,12 @@
 package client
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,22 +23,63 @@ func StampObject(obj *unstructured.Unstructured, token fence.Token, salt string)
 	if !token.Valid() {
 		return fmt.Errorf("stamp %s %s: %d is no token", obj.GetKind(), obj.GetName(), token)
 	}
-	annotations := obj.GetAnnotations()
-	if annotations == nil {
-		annotations = map[string]string{}
+	if err := stamp(obj.Object, token, salt); err != nil {
+		return fmt.Errorf("stamp %s %s: %w", obj.GetKind(), obj.GetName(), err)
+	}
+	return nil
+}
+
+// stamp is StampObject for the body of any write, a merge patch included.
+func stamp(object map[string]any, token fence.Token, salt string) error {
+	annotations, err := annotationsOf(object)
+	if err != nil {
+		return err
 	}
 	delete(annotations, fence.AnnotationWriteID)
 	annotations[fence.AnnotationToken] = token.String()
-	obj.SetAnnotations(annotations)
 	// The keys of a JSON object are sorted, so the digest is stable.
-	body, err := json.Marshal(obj.Object)
+	body, err := json.Marshal(written(object))
 	if err != nil {
-		return fmt.Errorf("stamp %s %s: %w", obj.GetKind(), obj.GetName(), err)
+		return err
 	}
-	sum := sha256.Sum256(append(body, salt...))
-	annotations[fence.AnnotationWriteID] = hex.EncodeToString(sum[:8])
-	obj.SetAnnotations(annotations)
+	annotations[fence.AnnotationWriteID] = writeID(body, salt)
 	return nil
+}
+
+func writeID(body []byte, salt string) string {
+	sum := sha256.Sum256(append(bytes.Clone(body), salt...))
+	return hex.EncodeToString(sum[:8])
+}
+
+// written is object without what changes with every write: an update of an
+// object as it was read is the same each time.
+func written(object map[string]any) map[string]any {
+	metadata, ok := object["metadata"].(map[string]any)
+	if !ok {
+		return object
+	}
+	object, metadata = maps.Clone(object), maps.Clone(metadata)
+	delete(metadata, "resourceVersion")
+	delete(metadata, "managedFields")
+	object["metadata"] = metadata
+	return object
+}
+
+// annotationsOf gives the annotations of an object or of a merge patch, which
+// it puts there where there are none.
+func annotationsOf(object map[string]any) (map[string]any, error) {
+	at := object
+	for _, field := range []string{"metadata", "annotations"} {
+		if at[field] == nil {
+			at[field] = map[string]any{}
+		}
+		inner, ok := at[field].(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("%s is not an object", field)
+		}
+		at = inner
+	}
+	return at, nil
 }
 
 // Guard labels obj as guarded by lease ("namespace/name"): what an operator

@@ -24,7 +24,7 @@ import (
 // object first where the body cannot carry it. So whatever no lease guards is
 // sent as it is, once.
 type recorder struct {
-	// next presents the token by header.
+	// next presents the token by header, where that is granted.
 	next   http.RoundTripper
 	holder Holder
 	// prefix stands before "/api" and "/apis" on this server.
@@ -40,13 +40,9 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !writes(req) || req.Header.Get("Upgrade") != "" {
 		return r.next.RoundTrip(req)
 	}
-	var body []byte
-	if req.Body != nil {
-		var err error
-		if body, err = io.ReadAll(req.Body); err != nil {
-			return nil, err
-		}
-		_ = req.Body.Close()
+	body, err := readBody(req)
+	if err != nil {
+		return nil, err
 	}
 	resp, err := r.send(req, body)
 	if err != nil {
@@ -60,11 +56,11 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	at, ok := locate(strings.TrimPrefix(req.URL.Path, r.prefix))
+	at, ok := r.locate(req)
 	if !ok {
 		return resp, nil
 	}
-	kind := strings.TrimSpace(strings.Split(req.Header.Get("Content-Type"), ";")[0])
+	kind := contentType(req)
 	main := at.subresource == "" && req.Method != http.MethodDelete
 	carries := main && slices.Contains(carriers, kind)
 	apply := main && kind == string(types.ApplyPatchType)
@@ -107,19 +103,11 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 // recordAll records the token on all guarded objects that a deletion of a
 // collection names, and gives the answer that stopped it, if one did.
 func (r *recorder) recordAll(req *http.Request, at location, token fence.Token) (*http.Response, error) {
-	list := req.Clone(req.Context())
-	list.Method, list.Body, list.ContentLength = http.MethodGet, nil, 0
-	list.Header.Set("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
-	resp, err := r.send(list, nil)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return resp, err
+	found, refused, err := r.list(req)
+	if err != nil || refused != nil {
+		return refused, err
 	}
-	var found metav1.PartialObjectMetadataList
-	err = json.NewDecoder(resp.Body).Decode(&found)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, fmt.Errorf("list what %s deletes: %w", req.URL.Path, err)
-	}
-	for _, object := range found.Items {
+	for _, object := range found {
 		if object.Labels[fence.LabelLease] == "" || object.Annotations[fence.AnnotationToken] == token.String() {
 			continue
 		}
@@ -130,6 +118,30 @@ func (r *recorder) recordAll(req *http.Request, at location, token fence.Token) 
 			return resp, err
 		}
 		_ = resp.Body.Close()
+	}
+	return nil, nil
+}
+
+// list reads the metadata of all objects that a deletion of a collection
+// names, or gives the answer that stopped it.
+func (r *recorder) list(req *http.Request) ([]metav1.PartialObjectMetadata, *http.Response, error) {
+	var found metav1.PartialObjectMetadataList
+	refused, err := r.read(req, "PartialObjectMetadataList", &found)
+	return found.Items, refused, err
+}
+
+// read reads metadata from where req goes, or gives the answer that stopped it.
+func (r *recorder) read(req *http.Request, kind string, into any) (*http.Response, error) {
+	get := req.Clone(req.Context())
+	get.Method, get.Body, get.ContentLength = http.MethodGet, nil, 0
+	get.Header.Set("Accept", "application/json;as="+kind+";g=meta.k8s.io;v=v1")
+	resp, err := r.send(get, nil)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return resp, err
+	}
+	err = json.NewDecoder(resp.Body).Decode(into)
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		return nil, fmt.Errorf("read what %s %s writes: %w", req.Method, req.URL.Path, err)
 	}
 	return nil, nil
 }
@@ -196,6 +208,20 @@ func (r *recorder) send(req *http.Request, body []byte) (*http.Response, error) 
 
 // withRecord puts the record into the metadata of a body of JSON or YAML.
 func withRecord(body []byte, token fence.Token) ([]byte, error) {
+	object, err := decode(body)
+	if err != nil {
+		return nil, err
+	}
+	annotations, err := annotationsOf(object)
+	if err != nil {
+		return nil, err
+	}
+	annotations[fence.AnnotationToken] = token.String()
+	return json.Marshal(object)
+}
+
+// decode reads a body of JSON or YAML.
+func decode(body []byte) (map[string]any, error) {
 	if !json.Valid(body) {
 		var err error
 		if body, err = yaml.YAMLToJSON(body); err != nil {
@@ -211,38 +237,52 @@ func withRecord(body []byte, token fence.Token) ([]byte, error) {
 	if object == nil {
 		return nil, errors.New("it is empty")
 	}
-	at := object
-	for _, field := range []string{"metadata", "annotations"} {
-		if at[field] == nil {
-			at[field] = map[string]any{}
-		}
-		inner, ok := at[field].(map[string]any)
-		if !ok {
-			return nil, fmt.Errorf("%s is not an object", field)
-		}
-		at = inner
-	}
-	at[fence.AnnotationToken] = token.String()
-	return json.Marshal(object)
+	return object, nil
 }
 
-// asksForRecord tells whether the fence refused for want of the record. It
-// looks into the bytes, which hold the message in every encoding.
+// asksForRecord tells whether the fence refused for want of the record.
 func asksForRecord(resp *http.Response) (bool, error) {
+	return says(resp, string(fence.NotRecorded)+": [", "is not recorded yet", string(fence.FenceRemoved)+": [")
+}
+
+// refusedFor tells whether the fence refused for the reason.
+func refusedFor(resp *http.Response, reason fence.Reason) (bool, error) {
+	return says(resp, string(reason)+": [")
+}
+
+// says tells whether a write was refused with one of the texts. It looks into
+// the bytes, which hold the message in every encoding.
+func says(resp *http.Response, texts ...string) (bool, error) {
 	if resp.StatusCode != http.StatusForbidden {
 		return false, nil
 	}
-	body, err := io.ReadAll(resp.Body)
-	if err = errors.Join(err, resp.Body.Close()); err != nil {
+	body, err := readAll(resp)
+	if err != nil {
 		return false, err
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
-	for _, text := range []string{string(fence.NotRecorded) + ": [", "is not recorded yet", string(fence.FenceRemoved) + ": ["} {
-		if bytes.Contains(body, []byte(text)) {
-			return true, nil
-		}
+	return slices.ContainsFunc(texts, func(text string) bool { return bytes.Contains(body, []byte(text)) }), nil
+}
+
+func readAll(resp *http.Response) ([]byte, error) {
+	body, err := io.ReadAll(resp.Body)
+	return body, errors.Join(err, resp.Body.Close())
+}
+
+func readBody(req *http.Request) ([]byte, error) {
+	if req.Body == nil {
+		return nil, nil
 	}
-	return false, nil
+	body, err := io.ReadAll(req.Body)
+	return body, errors.Join(err, req.Body.Close())
+}
+
+func contentType(req *http.Request) string {
+	return strings.TrimSpace(strings.Split(req.Header.Get("Content-Type"), ";")[0])
+}
+
+func (r *recorder) locate(req *http.Request) (location, bool) {
+	return locate(strings.TrimPrefix(req.URL.Path, r.prefix))
 }
 
 // location is what a path of the API names.

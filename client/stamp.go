@@ -73,41 +73,59 @@ func Identify(ctx context.Context, cfg *rest.Config) (Identity, error) {
 	return id, nil
 }
 
-// Config copies cfg so that every write presents holder's token by header and
-// finds it recorded, and so that nothing is sent once the lease is lost: the
-// error then wraps fence.ErrLost. Reads are sent as they are. It fails where
-// presenting by header is not granted; kubectl fence rbac prints the grant.
+// Config copies cfg so that every write presents holder's token and finds it
+// recorded, and so that nothing is sent once the lease is lost: the error then
+// wraps fence.ErrLost. Reads are sent as they are.
+//
+// The token is presented by header. Where that is not granted it is presented
+// by annotations in the body, and cfg's warning handler is told once what that
+// way cannot do; kubectl fence rbac prints the grant.
 func Config(ctx context.Context, cfg *rest.Config, holder Holder) (*rest.Config, error) {
 	id, err := Identify(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if !id.ByHeader {
-		return nil, fmt.Errorf("present tokens by header as %q: not granted: %s; kubectl fence rbac prints the rule",
-			id.Impersonate.UserName, id.Why)
-	}
 	server, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
 		return nil, err
+	}
+	if !id.ByHeader {
+		warn(ctx, cfg, fmt.Sprintf("%q may not impersonate itself, so it presents tokens by annotations: "+
+			"patches read the object first, deletes mark it first; scale, the status of custom resources and other paths that keep no annotations are rejected. "+
+			"kubectl fence rbac %s prints the rule that it needs", id.Impersonate.UserName, id.Impersonate.UserName))
 	}
 	cfg = rest.CopyConfig(cfg)
 	// The record has to go into bodies, which another encoding would hide.
 	cfg.ContentType = runtime.ContentTypeJSON
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &recorder{
-			next:   &presenter{next: next, holder: holder, as: id.Impersonate},
-			holder: holder,
-			prefix: strings.TrimSuffix(server.Path, "/"),
+		r := recorder{next: &presenter{next: next, holder: holder, id: id}, holder: holder, prefix: strings.TrimSuffix(server.Path, "/")}
+		if !id.ByHeader {
+			return &annotator{recorder: r, account: id.Impersonate.UserName}
 		}
+		return &r
 	})
 	return cfg, nil
 }
 
-// presenter presents the token by header on every write.
+// warn tells cfg's warning handler, as a warning of the server's.
+func warn(ctx context.Context, cfg *rest.Config, text string) {
+	const code = 299 // the only one that handlers look at
+	switch {
+	case cfg.WarningHandlerWithContext != nil:
+		cfg.WarningHandlerWithContext.HandleWarningHeaderWithContext(ctx, code, "", text)
+	case cfg.WarningHandler != nil:
+		cfg.WarningHandler.HandleWarningHeader(code, "", text)
+	default:
+		rest.WarningLogger{}.HandleWarningHeaderWithContext(ctx, code, "", text)
+	}
+}
+
+// presenter sends no write once the lease is lost, and presents the token by
+// header on every one where that is granted.
 type presenter struct {
 	next   http.RoundTripper
 	holder Holder
-	as     transport.ImpersonationConfig
+	id     Identity
 }
 
 func (p *presenter) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -119,11 +137,18 @@ func (p *presenter) RoundTrip(req *http.Request) (*http.Response, error) {
 		if req.Body != nil {
 			_ = req.Body.Close()
 		}
-		return nil, fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, err)
+		return nil, notSent(req, err)
 	}
-	as := p.as
+	if !p.id.ByHeader {
+		return p.next.RoundTrip(req)
+	}
+	as := p.id.Impersonate
 	as.Extra = map[string][]string{fence.ExtraToken: {token.String()}}
 	return transport.NewImpersonatingRoundTripper(as, p.next).RoundTrip(req)
+}
+
+func notSent(req *http.Request, err error) error {
+	return fmt.Errorf("%s %s was not sent: %w", req.Method, req.URL.Path, err)
 }
 
 // writes tells whether a request can change something.

@@ -9,8 +9,8 @@ import (
 	"github.com/fencedlease/fencedlease/fence"
 )
 
-// The rules are just enough: without them an account cannot present a token
-// by header, with them it can, and it can impersonate nobody else.
+// The rules are just enough: without them an account presents tokens by
+// annotations alone, with them by header, and it can impersonate nobody else.
 func TestRBACGrantsAnAccountToPresentTokens(t *testing.T) {
 	for name, test := range map[string]struct {
 		account func(namespace string) string
@@ -34,8 +34,8 @@ func TestRBACGrantsAnAccountToPresentTokens(t *testing.T) {
 				rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "get", "patch", "delete"}})
 			deployer := f.as(t, f.UserConfig(t, account, groups...))
 			write := []string{"run", "deploy", "--proxy", "--", "kubectl", "--namespace=" + f.namespace, "apply", "-f", guardedManifest(t, "web", "one")}
-			if r := deployer.fence(t, write...); r.code == 0 || !strings.Contains(r.stderr, "kubectl fence rbac") {
-				t.Fatalf("before the grant: %v, want a hint at rbac", r)
+			if r := deployer.fence(t, write...); r.code != 0 || !presentsByAnnotations(r) {
+				t.Fatalf("before the grant: %v, want that it goes on by annotations and hints at rbac", r)
 			}
 
 			rules := f.must(t, append([]string{"rbac", account}, test.flags...)...)
@@ -45,7 +45,10 @@ func TestRBACGrantsAnAccountToPresentTokens(t *testing.T) {
 			if own := deployer.must(t, "rbac"); own != rules {
 				t.Errorf("for the own account it printed\n%s\ninstead of\n%s", own, rules)
 			}
-			eventually(t, "the account may present tokens", func() bool { return deployer.fence(t, write...).code == 0 })
+			eventually(t, "the account may present tokens by header", func() bool {
+				r := deployer.fence(t, write...)
+				return r.code == 0 && !presentsByAnnotations(r)
+			})
 			for _, as := range [][]string{{"--as=somebody"}, {"--as=" + account, "--as-group=system:masters"}} {
 				if r := deployer.kubectl(t, append(as, "get", "--raw=/version")...); !strings.Contains(r.stderr, "cannot impersonate") {
 					t.Errorf("%s: %v", as, r)
@@ -54,3 +57,5 @@ func TestRBACGrantsAnAccountToPresentTokens(t *testing.T) {
 		})
 	}
 }
+
+func presentsByAnnotations(r result) bool { return strings.Contains(r.stderr, "kubectl fence rbac") }

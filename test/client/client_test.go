@@ -16,14 +16,17 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/client"
@@ -35,18 +38,27 @@ func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
 
 var everything = env.Shared(env.Options{Operator: true, Webhook: true, Policy: true})
 
-// worker is an account with the least that the client needs.
-func worker(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {
+// writer is an account with the least that the client needs to hold a lease
+// and to write.
+func writer(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {
 	t.Helper()
 	e.Grant(t, namespace, name,
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get"}},
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"leaseclaims"}, Verbs: []string{"create", "get", "list", "watch", "patch", "delete"}},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}},
-		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments", "deployments/scale", "deployments/status"}, Verbs: []string{"*"}})
+		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments", "deployments/scale", "deployments/status"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{"example.com"}, Resources: []string{"widgets", "widgets/status"}, Verbs: []string{"*"}})
+	return e.UserConfig(t, name)
+}
+
+// worker is a writer that may present tokens by header.
+func worker(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {
+	t.Helper()
+	cfg := writer(t, e, namespace, name)
 	e.Grant(t, "", name,
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"users"}, ResourceNames: []string{name}, Verbs: []string{"impersonate"}},
 		rbacv1.PolicyRule{APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"userextras/" + fence.ExtraToken}, Verbs: []string{"impersonate"}})
-	return e.UserConfig(t, name)
+	return cfg
 }
 
 func makeLease(t *testing.T, e *env.Environment, namespace string, seconds int32) {
@@ -92,11 +104,43 @@ func guardedDeployment(namespace, name string) *appsv1.Deployment {
 	}
 }
 
+// widget is an object of a kind whose status keeps no annotations.
+func widget(namespace string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Widget"}}
+	o.SetNamespace(namespace)
+	o.SetName("w")
+	return o
+}
+
+func installWidgets(t *testing.T, e *env.Environment) {
+	t.Helper()
+	object := apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+	_, err := envtest.InstallCRDs(e.Config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{{
+		ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: "v1", Served: true, Storage: true,
+				Schema:       &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &object},
+				Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}},
+			}},
+		},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEveryWriteIsStamped: a plain client over the stamped configuration
-// writes on every path; after a hand-over the former holder is rejected on
-// every one of them.
+// writes on every path, by header or, where the account may not impersonate
+// itself, by annotations; after a hand-over the former holder is rejected on
+// every one of them. What annotations cannot present says which rule is
+// missing.
 func TestEveryWriteIsStamped(t *testing.T) {
 	e := everything(t)
+	installWidgets(t, e)
+	byHeaderAlone := map[string]bool{"scale": true, "status of a custom resource": true}
 	var changing atomic.Int64
 	type step func(ctx context.Context, c crclient.Client, namespace string) error
 	deployment := func(namespace string) *appsv1.Deployment {
@@ -132,6 +176,9 @@ func TestEveryWriteIsStamped(t *testing.T) {
 			scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "app"}, Spec: autoscalingv1.ScaleSpec{Replicas: int32(changing.Add(1))}}
 			return c.SubResource("scale").Update(ctx, deployment(namespace), crclient.WithSubResourceBody(scale))
 		},
+		"status of a custom resource": func(ctx context.Context, c crclient.Client, namespace string) error {
+			return c.Status().Patch(ctx, widget(namespace), crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"seen":%d}}`, changing.Add(1))))
+		},
 		"create by generateName": func(ctx context.Context, c crclient.Client, namespace string) error {
 			return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "g-", Labels: map[string]string{fence.LabelLease: "main"}}})
 		},
@@ -154,59 +201,141 @@ func TestEveryWriteIsStamped(t *testing.T) {
 			return c.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "u-"}})
 		},
 	}
-	for name, do := range steps {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			namespace := e.Namespace(t)
-			makeLease(t, e, namespace, 60)
-			cfg := worker(t, e, namespace, "worker-of-"+namespace)
-			a := acquire(t, cfg, namespace, "a")
-			for _, o := range []crclient.Object{
-				guardedDeployment(namespace, "app"),
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete", Labels: map[string]string{fence.LabelLease: "main"}}},
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
-				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "two", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
-			} {
-				if err := e.Admin.Create(t.Context(), o); err != nil {
+	for way, account := range map[string]func(*testing.T, *env.Environment, string, string) *rest.Config{"header": worker, "annotations": writer} {
+		for name, do := range steps {
+			t.Run(name+" by "+way, func(t *testing.T) {
+				t.Parallel()
+				namespace := e.Namespace(t)
+				makeLease(t, e, namespace, 60)
+				cfg := account(t, e, namespace, "worker-of-"+namespace)
+				a := acquire(t, cfg, namespace, "a")
+				guarded := widget(namespace)
+				guarded.SetLabels(map[string]string{fence.LabelLease: "main"})
+				for _, o := range []crclient.Object{
+					guardedDeployment(namespace, "app"), guarded,
+					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete", Labels: map[string]string{fence.LabelLease: "main"}}},
+					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
+					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "two", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
+					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plain", Labels: map[string]string{"in": "collection"}}},
+				} {
+					if err := e.Admin.Create(t.Context(), o); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if way == "annotations" && byHeaderAlone[name] {
+					err := do(t.Context(), stamped(t, e, cfg, a), namespace)
+					if reason, _ := client.Reason(err); reason != fence.Unstamped || !strings.Contains(err.Error(), "kubectl fence rbac worker-of-"+namespace) {
+						t.Errorf("the holder: %v, want a rejection that names the rule", err)
+					}
+					return
+				}
+				if !strings.HasPrefix(name, "delete") {
+					if err := do(t.Context(), stamped(t, e, cfg, a), namespace); err != nil {
+						t.Fatalf("the holder: %v", err)
+					}
+				}
+				old := client.Static(a.Lease(), a.Token())
+				if err := a.Release(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-			}
-			if !strings.HasPrefix(name, "delete") {
-				if err := do(t.Context(), stamped(t, e, cfg, a), namespace); err != nil {
-					t.Fatalf("the holder: %v", err)
+				b := acquire(t, cfg, namespace, "b")
+				err := do(t.Context(), stamped(t, e, cfg, old), namespace)
+				if name == "an unguarded object" {
+					if err != nil {
+						t.Errorf("with a former token: %v", err)
+					}
+				} else if !client.IsStale(err) {
+					t.Errorf("the former holder: %v, want a stale rejection", err)
 				}
-			}
-			old := client.Static(a.Lease(), a.Token())
-			if err := a.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			b := acquire(t, cfg, namespace, "b")
-			err := do(t.Context(), stamped(t, e, cfg, old), namespace)
-			if name == "an unguarded object" {
-				if err != nil {
-					t.Errorf("with a former token: %v", err)
+				if err := do(t.Context(), stamped(t, e, cfg, b), namespace); err != nil {
+					t.Errorf("the new holder: %v", err)
 				}
-			} else if !client.IsStale(err) {
-				t.Errorf("the former holder: %v, want a stale rejection", err)
+				if err := do(t.Context(), stamped(t, e, cfg, a), namespace); !errors.Is(err, fence.ErrLost) {
+					t.Errorf("after the release: %v, want that nothing was sent", err)
+				}
+			})
+		}
+	}
+}
+
+// warnings are what a configuration's handler was told.
+type warnings struct{ texts []string }
+
+func (w *warnings) HandleWarningHeader(_ int, _, text string) { w.texts = append(w.texts, text) }
+
+// TestPresentingByAnnotations: without the right to impersonate oneself a
+// client says so once, leaves what no lease guards as it is, commits nothing
+// by a write that is sent again, and can send it again where somebody else
+// changed the object in between.
+func TestPresentingByAnnotations(t *testing.T) {
+	e := everything(t)
+	namespace := e.Namespace(t)
+	makeLease(t, e, namespace, 60)
+	cfg := writer(t, e, namespace, "writer-of-"+namespace)
+	held := acquire(t, cfg, namespace, "a")
+	told := &warnings{}
+	cfg.WarningHandler = told
+	c := stamped(t, e, cfg, held)
+	if len(told.texts) != 1 || !strings.Contains(told.texts[0], "kubectl fence rbac") {
+		t.Errorf("told %q", told.texts)
+	}
+	for name, labels := range map[string]map[string]string{"plain": nil, "guarded": {fence.LabelLease: "main"}} {
+		t.Run(name, func(t *testing.T) {
+			key := metav1.ObjectMeta{Namespace: namespace, Name: name}
+			steps := map[string]func() error{
+				"an apply": func() error {
+					show := corev1ac.ConfigMap(name, namespace).WithLabels(labels).WithData(map[string]string{"a": "1"})
+					return c.Apply(t.Context(), show, crclient.FieldOwner("app"), crclient.ForceOwnership)
+				},
+				"a merge patch": func() error {
+					return c.Patch(t.Context(), &corev1.ConfigMap{ObjectMeta: key}, crclient.RawPatch(types.MergePatchType, []byte(`{"data":{"b":"1"}}`)))
+				},
+				"a JSON patch": func() error {
+					return c.Patch(t.Context(), &corev1.ConfigMap{ObjectMeta: key}, crclient.RawPatch(types.JSONPatchType, []byte(`[{"op":"add","path":"/data/c","value":"1"}]`)))
+				},
+				"get, update": func() error {
+					o := &corev1.ConfigMap{}
+					if err := c.Get(t.Context(), crclient.ObjectKey(types.NamespacedName{Namespace: namespace, Name: name}), o); err != nil {
+						return err
+					}
+					o.Data["d"] = "1"
+					return c.Update(t.Context(), o)
+				},
 			}
-			if err := do(t.Context(), stamped(t, e, cfg, b), namespace); err != nil {
-				t.Errorf("the new holder: %v", err)
-			}
-			if err := do(t.Context(), stamped(t, e, cfg, a), namespace); !errors.Is(err, fence.ErrLost) {
-				t.Errorf("after the release: %v, want that nothing was sent", err)
+			for _, step := range []string{"an apply", "a merge patch", "a JSON patch", "get, update"} {
+				var versions []string
+				for range 3 {
+					if err := steps[step](); err != nil {
+						t.Fatalf("%s: %v", step, err)
+					}
+					versions = append(versions, configMap(t, e, namespace, name).ResourceVersion)
+				}
+				if versions[1] != versions[2] {
+					t.Errorf("%s, sent again, was committed: versions %v", step, versions)
+				}
+				if labels == nil && len(configMap(t, e, namespace, name).Annotations) > 0 {
+					t.Errorf("%s left annotations: %v", step, configMap(t, e, namespace, name).Annotations)
+				}
+				// The control plane changes it, and leaves the write-id.
+				controller := e.User(t, "system:kube-controller-manager", "system:masters")
+				if err := controller.Patch(t.Context(), &corev1.ConfigMap{ObjectMeta: key}, crclient.RawPatch(types.MergePatchType, []byte(`{"data":{"a":"0","b":"0","c":"0","d":"0"}}`))); err != nil {
+					t.Fatal(err)
+				}
+				if err := steps[step](); err != nil {
+					t.Errorf("%s after another's change: %v", step, err)
+				}
 			}
 		})
 	}
 }
 
-// TestPresentingNeedsTheGrant: without the right to impersonate oneself the
-// error says so at once.
-func TestPresentingNeedsTheGrant(t *testing.T) {
-	e := everything(t)
-	_, err := client.Config(t.Context(), e.UserConfig(t, "nobody"), client.Static("a/b", 1))
-	if err == nil || !strings.Contains(err.Error(), "kubectl fence rbac") {
-		t.Errorf("got %v", err)
+func configMap(t *testing.T, e *env.Environment, namespace, name string) *corev1.ConfigMap {
+	t.Helper()
+	o := &corev1.ConfigMap{}
+	if err := e.Admin.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, o); err != nil {
+		t.Fatal(err)
 	}
+	return o
 }
 
 // elect runs client-go's elector on a lock until ctx ends.

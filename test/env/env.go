@@ -17,12 +17,14 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -377,6 +379,27 @@ func (e *Environment) Grant(tb testing.TB, namespace, user string, rules ...rbac
 		if err := e.Admin.Create(context.Background(), o); err != nil && !apierrors.IsAlreadyExists(err) {
 			tb.Fatalf("grant to %s: %v", user, err)
 		}
+	}
+	e.awaitGrant(tb, namespace, user, rules[0])
+}
+
+// awaitGrant waits until the API server's authorizer has seen a rule.
+func (e *Environment) awaitGrant(tb testing.TB, namespace, user string, rule rbacv1.PolicyRule) {
+	tb.Helper()
+	resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
+	ask := &authorizationv1.ResourceAttributes{
+		Namespace: namespace, Group: rule.APIGroups[0], Resource: resource, Subresource: subresource, Verb: rule.Verbs[0],
+	}
+	if len(rule.ResourceNames) > 0 {
+		ask.Name = rule.ResourceNames[0]
+	}
+	granted := func(ctx context.Context) (bool, error) {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: ask}}
+		err := e.Admin.Create(ctx, review)
+		return review.Status.Allowed, err
+	}
+	if err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, time.Minute, true, granted); err != nil {
+		tb.Fatalf("the grant to %s is not seen: %v", user, err)
 	}
 }
 
