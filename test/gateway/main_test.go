@@ -191,9 +191,15 @@ type door struct {
 	// undecided is what a caller gets where the gateway says that it could not
 	// decide, silent where the gateway does not answer.
 	undecided, silent outcome
+	// forged is what a caller gets of a reason that the partner puts into its
+	// answer. Empty where the proxy takes it off.
+	forged fence.Reason
 	// differs has the outcomes of the cases in which the proxy changes the call
 	// before it asks.
 	differs map[string]outcome
+	// failing has what a caller gets, where that is not silent, of a gateway
+	// that fails.
+	failing map[string]outcome
 }
 
 // open starts a proxy with the shipped configuration, its addresses changed.
@@ -348,6 +354,9 @@ func testDoor(t *testing.T, start open) {
 		if differs, ok := d.differs[c.name]; ok {
 			c.want = differs
 		}
+		if c.want.token != "" {
+			c.want.reason = d.forged
+		}
 		for _, method := range []string{http.MethodPost, http.MethodGet, http.MethodDelete} {
 			if got := f.call(t, d, method, c.head); got != c.want {
 				t.Errorf("%s, %s: %+v, want %+v", c.name, method, got, c.want)
@@ -363,7 +372,7 @@ func testDoor(t *testing.T, start open) {
 		}
 	}
 	f.api.set(false)
-	if got := f.call(t, d, http.MethodPost, f.head("43")); got != passes("43") {
+	if got := f.call(t, d, http.MethodPost, f.head("43")); got.token != "43" {
 		t.Errorf("with the API back: %+v", got)
 	}
 
@@ -398,8 +407,12 @@ func testFailing(t *testing.T, start open) {
 		t.Cleanup(failing.Close)
 		address := failing.Listener.Addr().String()
 		d := start(t, address, address, f.partner.address)
-		if got := f.call(t, d, http.MethodPost, f.head("42")); got != d.silent {
-			t.Errorf("the gateway %s: %+v, want %+v", name, got, d.silent)
+		want := d.silent
+		if failing, ok := d.failing[name]; ok {
+			want = failing
+		}
+		if got := f.call(t, d, http.MethodPost, f.head("42")); got != want {
+			t.Errorf("the gateway %s: %+v, want %+v", name, got, want)
 		}
 	}
 	close(ended)

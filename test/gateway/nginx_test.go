@@ -30,7 +30,7 @@ func nginx(t *testing.T, decision, _, partner string) door {
 	dir, front, judging := t.TempDir(), freeAddress(t), freeAddress(t)
 	text := configure(t, "nginx.conf",
 		"http {", "http {\n"+`access_log off; client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;`,
-		"server 127.0.0.1:9001;", "server "+decision+";",
+		"server 127.0.0.1:9080;", "server "+decision+";",
 		// Twice, so that there is another one to go on to after a failure.
 		"server 127.0.0.1:9002;", "server "+partner+" max_fails=0; server "+partner+" max_fails=0;",
 		"listen 127.0.0.1:8080;", "listen "+front+";",
