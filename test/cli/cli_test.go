@@ -24,7 +24,7 @@ import (
 	"github.com/fencedlease/fencedlease/test/env"
 )
 
-// plugin is the folder of the built plugin.
+// plugin is the folder of the built plugin, and of the fencedlease program.
 var plugin string
 
 func TestMain(m *testing.M) { os.Exit(main(m)) }
@@ -35,8 +35,8 @@ func main(m *testing.M) int {
 		plugin = dir
 		defer func() { _ = os.RemoveAll(dir) }()
 		var out []byte
-		if out, err = exec.Command("go", "build", "-o", dir, "../../cmd/kubectl-fence").CombinedOutput(); err != nil {
-			err = fmt.Errorf("build the plugin: %w\n%s", err, out)
+		if out, err = exec.Command("go", "build", "-o", dir, "../../cmd/...").CombinedOutput(); err != nil {
+			err = fmt.Errorf("build the programs: %w\n%s", err, out)
 		}
 	}
 	if err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,7 +29,8 @@ func script(t *testing.T, page string) string {
 		t.Fatalf("%s has %d blocks of sh, and %d of them run", page, all, len(found))
 	}
 	var b strings.Builder
-	fmt.Fprintln(&b, "set -euo pipefail")
+	// What a page leaves running ends with it.
+	fmt.Fprintln(&b, "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT")
 	for i, m := range found {
 		fails, commands := m[1], m[2]
 		fmt.Fprintf(&b, "echo \"--- block %d\" >&2\n", i+1)
@@ -39,7 +41,34 @@ func script(t *testing.T, page string) string {
 		fmt.Fprintf(&b, "if (\nset -euo pipefail\n%s) >rejected 2>&1; then echo 'succeeded, and should not'; exit 1; fi\n"+
 			"cat rejected\ngrep -qF -- '%s' rejected\n", commands, strings.ReplaceAll(fails, "'", `'\''`))
 	}
-	return b.String()
+	return freePorts(t, b.String())
+}
+
+var localAddress = regexp.MustCompile(`127\.0\.0\.1", [0-9]+|127\.0\.0\.1:[0-9]+`)
+
+// freePorts puts free ports of this machine in the place of those that a page
+// shows.
+func freePorts(t *testing.T, script string) string {
+	t.Helper()
+	free, open := map[string]string{}, []net.Listener{}
+	// All are open until each is found, so that no two are the same.
+	defer func() {
+		for _, l := range open {
+			_ = l.Close()
+		}
+	}()
+	return localAddress.ReplaceAllStringFunc(script, func(shown string) string {
+		port := shown[strings.LastIndexAny(shown, ": ")+1:]
+		if free[port] == "" {
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, l)
+			_, free[port], _ = net.SplitHostPort(l.Addr().String())
+		}
+		return strings.TrimSuffix(shown, port) + free[port]
+	})
 }
 
 // pinned gives the folder of a tool that is pinned in hack/tools.
@@ -54,7 +83,7 @@ func pinned(t *testing.T, tool string) string {
 
 func TestPages(t *testing.T) {
 	helm := pinned(t, "helm")
-	for _, page := range []string{"cli.md", "operators.md", "workers.md", "pipelines.md", "gitops.md"} {
+	for _, page := range []string{"cli.md", "operators.md", "workers.md", "pipelines.md", "gitops.md", "gateway.md"} {
 		t.Run(page, func(t *testing.T) {
 			f := newFixture(t)
 			if r := f.kubectl(t, "config", "set-context", "--current", "--namespace="+f.namespace); r.code != 0 {
