@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	logf "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/fence"
@@ -309,7 +310,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 		handoverTime.Observe(r.vacant.see(lease.UID, "").Seconds())
 		r.vacant.forget(lease.UID)
 	}
-	r.announce(s, *p, lease)
+	r.announce(ctx, s, *p, lease)
 	return lease, retry, nil
 }
 
@@ -516,19 +517,28 @@ func (r *leaseReconciler) withoutLease(ctx context.Context, key types.Namespaced
 	return ctrl.Result{RequeueAfter: next}, nil
 }
 
-// announce tells people of a hand-over, once it is published.
-func (r *leaseReconciler) announce(s situation, p plan, lease *v1alpha1.FencedLease) {
+// announce tells people of a hand-over, or that none is possible, once it is
+// published.
+func (r *leaseReconciler) announce(ctx context.Context, s situation, p plan, lease *v1alpha1.FencedLease) {
+	log := logf.FromContext(ctx)
 	before := s.lease.Status.Holder
 	switch {
 	case p.revoke:
+		log.Info("Revoked a token", "token", s.lease.Status.Token, "reason", v1alpha1.ReasonRevoked, "minToken", lease.Spec.MinToken)
 		r.events.Eventf(lease, nil, corev1.EventTypeWarning, v1alpha1.ReasonRevoked, "Revoke", "token %d was revoked by minToken %d", s.lease.Status.Token, lease.Spec.MinToken)
 	case p.left != "" && before != nil:
+		log.Info("A holder left", "token", s.lease.Status.Token, "reason", p.left, "holder", before.Identity)
 		r.events.Eventf(lease, nil, corev1.EventTypeNormal, p.left, "End", "%q no longer holds the lease; its token was %d", before.Identity, s.lease.Status.Token)
+	}
+	was, ready := meta.FindStatusCondition(s.lease.Status.Conditions, v1alpha1.FencedLeaseReady), meta.FindStatusCondition(lease.Status.Conditions, v1alpha1.FencedLeaseReady)
+	if ready.Status == metav1.ConditionFalse && (was == nil || was.Reason != ready.Reason) {
+		log.Info("Could not issue a token", "token", lease.Status.Token, "reason", ready.Reason, "why", ready.Message)
 	}
 	if !p.issue {
 		return
 	}
 	tokensIssued.Inc()
+	log.Info("Issued a token", "token", lease.Status.Token, "reason", v1alpha1.ReasonGranted, "holder", p.holder.Identity)
 	r.events.Eventf(lease, nil, corev1.EventTypeNormal, v1alpha1.ReasonGranted, "Grant", "token %d was issued to %q", lease.Status.Token, p.holder.Identity)
 	for _, c := range s.claims {
 		if holdsClaim(lease, c) && !holdsClaim(s.lease, c) {

@@ -133,6 +133,12 @@ func (t *leaseTable) write(ctx context.Context) error {
 		return fmt.Errorf("list the leases for the table: %w", err)
 	}
 	data, leftOut := fence.PackTable(leases, seen)
+	size := 0
+	for key, value := range data {
+		size += len(key) + len(value)
+	}
+	tableBytes.Set(float64(size))
+	tableLeftOut.Set(float64(leftOut))
 	if !missing && sameTable(table.Data, data) {
 		return nil
 	}

@@ -21,6 +21,16 @@ var (
 		Name: "fencedlease_handover_seconds", Help: "Time from when a lease was first seen to have a claim in its queue and no holder any more, until the next token is published.",
 		Buckets: prometheus.ExponentialBuckets(0.005, 4, 10),
 	})
+	tableBytes = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "fencedlease_lease_table_bytes", Help: "Size of the lease table, which holds 1000000 bytes at the most.",
+	})
+	tableLeftOut = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "fencedlease_lease_table_left_out", Help: "Leases that did not fit into the lease table.",
+	})
+	// waiting follows the manager that was set up last.
+	waiting = &waitingCollector{}
 )
 
-func init() { metrics.Registry.MustRegister(tokensIssued, queueAge, issueTime, handoverTime) }
+func init() {
+	metrics.Registry.MustRegister(tokensIssued, queueAge, issueTime, handoverTime, tableBytes, tableLeftOut, waiting)
+}

@@ -13,6 +13,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -87,6 +88,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	}); err != nil {
 		return fmt.Errorf("index leases: %w", err)
 	}
+	waiting.follow(mgr.GetClient(), o.Clock)
 	table := newLeaseTable(mgr, o.OperatorNamespace)
 	if err := table.setup(mgr); err != nil {
 		return fmt.Errorf("set up the lease table: %w", err)
@@ -110,7 +112,17 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		}), builder.WithPredicates(predicate.NewPredicateFuncs(func(namespace client.Object) bool {
 			return namespace.GetLabels()[fence.LabelNamespaceMark] != "true"
 		}))).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: 16,
+			// Every line on a lease names it as the fences do.
+			LogConstructor: func(req *reconcile.Request) logr.Logger {
+				log := mgr.GetLogger().WithValues("controller", "fencedlease")
+				if req == nil {
+					return log
+				}
+				return log.WithValues("lease", req.String())
+			},
+		}).
 		Complete(r)
 }
 

@@ -47,7 +47,10 @@ type verdict struct {
 	warning string
 	// bypassed tells that the write passes by the right to bypass.
 	bypassed bool
-	token    fence.Token
+	// lease and token are what the write is about, for logs and the audit;
+	// empty where there is none.
+	lease string
+	token fence.Token
 }
 
 func allow() verdict { return verdict{allowed: true} }
@@ -130,7 +133,7 @@ func decide(w *write, f facts) (verdict, question) {
 		return verdict{}, readLive // the cache may lag
 	}
 	if v.Outcome != fence.Allowed {
-		return verdict{reason: v.Reason, message: v.Message, token: v.Token}, nothing
+		return verdict{reason: v.Reason, message: v.Message}, nothing
 	}
 	switch {
 	case after < recorded:
@@ -143,7 +146,7 @@ func decide(w *write, f facts) (verdict, question) {
 		return deny(fence.FenceRemoved, "[%s] an object that comes under guard must not bring %s or %s along; take them off",
 			lease.Name, fence.AnnotationFloor, fence.AnnotationDeleteToken), nothing
 	}
-	return verdict{allowed: true, token: v.Token}, nothing
+	return allow(), nothing
 }
 
 // decideUnstamped judges a write that presents no token. same tells that the

@@ -1,6 +1,7 @@
 package webhooks
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -24,6 +25,9 @@ import (
 	"github.com/fencedlease/fencedlease/fence"
 )
 
+// eventBypassed is the reason of the event of a bypass.
+const eventBypassed = "Bypassed"
+
 // handler answers the API server. It gathers the facts that decide asks for:
 // from the cache first, live where the cache cannot be trusted. A lagging
 // cache can let a token pass that was superseded a moment ago, never one below
@@ -44,13 +48,25 @@ func (h *handler) Handle(ctx context.Context, req admission.Request) admission.R
 	r := &req.AdmissionRequest
 	v, err := h.judge(ctx, r)
 	latency.Observe(h.clock.Since(start).Seconds())
+	log := logf.FromContext(ctx).WithValues("lease", v.lease, "token", int64(v.token), "path", pathOf(r))
 	if err != nil {
 		decisions.WithLabelValues(decisionFailed, "", pathOf(r)).Inc()
-		logf.FromContext(ctx).Error(err, "Failed to judge a request", "resource", r.Resource.String(), "operation", string(r.Operation))
+		log.Error(err, "Failed to judge a write", "reason", cmp.Or(apierrors.ReasonForError(err), metav1.StatusReasonInternalError))
 		// What cannot be judged does not pass.
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("the fence could not judge the write and rejects it: %w; try again", err))
 	}
-	decisions.WithLabelValues(decisionOf(v), string(v.reason), pathOf(r)).Inc()
+	decision := decisionOf(v)
+	decisions.WithLabelValues(decision, string(v.reason), pathOf(r)).Inc()
+	switch decision {
+	case decisionDenied:
+		log.Info("Rejected a write", "reason", v.reason)
+	case decisionBypassed:
+		log.Info("A write bypassed the fence", "reason", eventBypassed, "warning", v.warning)
+	case decisionWarned:
+		log.Info("Let a write pass that Deny would refuse", "reason", v.reason)
+		resource := schema.GroupResource{Group: r.Resource.Group, Resource: r.Resource.Resource}
+		unstampedWarned.WithLabelValues(resource.String(), senderOf(r.UserInfo.Username)).Inc()
+	}
 	return response(v, r)
 }
 
@@ -100,7 +116,8 @@ func response(v verdict, r *admissionv1.AdmissionRequest) admission.Response {
 	return resp
 }
 
-// judge asks decide, and answers its questions until it has a verdict.
+// judge asks decide, and answers its questions until it has a verdict. On an
+// error the verdict tells no more than the lease and the token.
 func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (verdict, error) {
 	if exempt(r.UserInfo, h.exempt) {
 		return allow(), nil
@@ -118,10 +135,13 @@ func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (v
 	if !guarded {
 		key, guarded = leaseOf(w.new, r.Namespace)
 	}
+	token, _ := fence.ParseToken(w.presented.Text) // 0 where there is none
+	known := verdict{token: token}
 	f := facts{may: map[string]bool{}}
 	if guarded {
+		known.lease = key.String()
 		if f.lease, err = h.lease(ctx, h.client, key); err != nil {
-			return verdict{}, err
+			return known, err
 		}
 	}
 	for {
@@ -131,6 +151,7 @@ func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (v
 			if v.bypassed {
 				h.tell(w, f.lease, r)
 			}
+			v.lease, v.token = known.lease, known.token
 			return v, nil
 		case readLive:
 			f.lease, err = h.lease(ctx, h.live, key)
@@ -143,7 +164,7 @@ func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (v
 			f.may[fence.VerbBypass], err = h.may(ctx, r.UserInfo, fence.VerbBypass, key)
 		}
 		if err != nil {
-			return verdict{}, err
+			return known, err
 		}
 	}
 }
@@ -207,6 +228,6 @@ func (h *handler) tell(w *write, lease *v1alpha1.FencedLease, r *admissionv1.Adm
 	if lease == nil || r.DryRun != nil && *r.DryRun {
 		return
 	}
-	h.events.Eventf(lease, nil, corev1.EventTypeWarning, "Bypassed", "Bypass", "%q bypassed the fence on %s %s/%s: %s",
+	h.events.Eventf(lease, nil, corev1.EventTypeWarning, eventBypassed, "Bypass", "%q bypassed the fence on %s %s/%s: %s",
 		r.UserInfo.Username, r.Resource.Resource, r.Namespace, r.Name, w.bypass)
 }

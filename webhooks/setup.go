@@ -37,6 +37,7 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	certificate.follow(mgr.GetWebhookServer())
 	mgr.GetWebhookServer().Register(path, &admission.Webhook{Handler: &handler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), mapper: mgr.GetRESTMapper(),
 		events: mgr.GetEventRecorder("fencedlease-webhook"), clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers...),
