@@ -1,8 +1,8 @@
-// Package gateway tests the gateway's decision service behind the proxies that
+// Package decision tests the gateway's decision service behind the proxies that
 // ask it, with the configuration files that the documentation shows: NGINX for
 // real, Envoy and Traefik as their own documentation and source say that they
 // ask and act.
-package gateway
+package decision
 
 import (
 	"bufio"
