@@ -74,8 +74,8 @@ type world struct {
 	metrics, decide, gatewayMetrics, webhook string
 	stopOperator                             func()
 	// cut keeps the gateway from the API server.
-	cut atomic.Bool
-	namespace                                string
+	cut       atomic.Bool
+	namespace string
 }
 
 func (w *world) must(err error) {
