@@ -295,7 +295,7 @@ func TestPresentingByAnnotations(t *testing.T) {
 				},
 				"get, update": func() error {
 					o := &corev1.ConfigMap{}
-					if err := c.Get(t.Context(), crclient.ObjectKey(types.NamespacedName{Namespace: namespace, Name: name}), o); err != nil {
+					if err := c.Get(t.Context(), crclient.ObjectKey{Namespace: namespace, Name: name}, o); err != nil {
 						return err
 					}
 					o.Data["d"] = "1"

@@ -44,9 +44,10 @@ func newPartner(t testing.TB, work func(arrivals int, r *http.Request)) *partner
 	p.Config.ConnState = func(c net.Conn, state http.ConnState) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if state == http.StateNew {
+		switch state {
+		case http.StateNew:
 			p.open[c] = true
-		} else if state == http.StateClosed {
+		case http.StateClosed:
 			delete(p.open, c)
 		}
 	}

@@ -33,8 +33,9 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, ctrl.GetConfigOrDie(), os.Getenv("POD_NAMESPACE"), os.Getenv("POD_NAME")); err != nil {
+	err := run(ctx, ctrl.GetConfigOrDie(), os.Getenv("POD_NAMESPACE"), os.Getenv("POD_NAME"))
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "adopted:", err)
 		os.Exit(1)
 	}

@@ -26,11 +26,11 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(clientcmd.NewDefaultClientConfigLoadingRules(), nil).ClientConfig()
 	if err == nil {
 		err = run(ctx, cfg, os.Getenv("POD_NAMESPACE"), os.Getenv("POD_NAME"))
 	}
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "elector:", err)
 		os.Exit(1)

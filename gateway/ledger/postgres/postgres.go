@@ -333,7 +333,7 @@ func (l *Ledger) Enter(ctx context.Context, id ledger.ID, token fence.Token, los
 		}
 	}
 	if err != nil {
-		discard(c)
+		discard(ctx, c)
 		return 0, nil, fmt.Errorf("enter a call of [%s]: %w", id.Lease, err)
 	}
 	if recorded > token {
@@ -354,7 +354,7 @@ func (l *Ledger) Enter(ctx context.Context, id ledger.ID, token fence.Token, los
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
 		defer cancel()
 		if _, err := c.Exec(ctx, "SELECT pg_catalog.pg_advisory_unlock_shared("+callLock+")", id.Lease, id.Key); err != nil {
-			discard(c)
+			discard(ctx, c)
 			return
 		}
 		c.Release()
@@ -362,8 +362,8 @@ func (l *Ledger) Enter(ctx context.Context, id ledger.ID, token fence.Token, los
 }
 
 // discard closes a session, and so gives up its locks.
-func discard(c *pgxpool.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+func discard(ctx context.Context, c *pgxpool.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
 	defer cancel()
 	_ = c.Hijack().Close(ctx) // it is broken, or is now
 }
