@@ -58,6 +58,10 @@ bench-memory: control-plane ## Measure the operator's memory and idle CPU with 5
 bench-sql: ## Measure what the SQL fence costs, as ratios within one run
 	go run ./test/bench/sqlfence
 
+.PHONY: bench-gateway
+bench-gateway: ## Measure what the gateway costs a call, beside the same proxy without a fence
+	go run ./test/bench/gateway
+
 .PHONY: generate
 generate: ## Write deep copies, apply configurations and docs/api.md
 	rm -rf api/v1alpha1/applyconfiguration

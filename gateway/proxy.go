@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -55,11 +56,29 @@ func newProxy(g *Gate, o *observer, c clock.WithDelayedExecution, target *url.UR
 		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, target) },
 		Transport:      transport,
 		FlushInterval:  -1,
+		BufferPool:     &buffers{},
 		ModifyResponse: p.answered,
 		ErrorHandler:   p.failed,
 	}
 	return p
 }
+
+// buffers are what answers are copied through. One for each call would be most
+// of what a call leaves to the garbage collector.
+type buffers struct{ pool sync.Pool }
+
+const bufferSize = 32 << 10
+
+// Get gives a buffer.
+func (b *buffers) Get() []byte {
+	if kept, ok := b.pool.Get().(*[bufferSize]byte); ok {
+		return kept[:]
+	}
+	return make([]byte, bufferSize)
+}
+
+// Put keeps it for another call.
+func (b *buffers) Put(buffer []byte) { b.pool.Put((*[bufferSize]byte)(buffer)) }
 
 // passage is one call on its way through the proxy.
 type passage struct {
