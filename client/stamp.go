@@ -26,8 +26,6 @@ type Identity struct {
 	// ByHeader tells that impersonating oneself with the token's extra is
 	// granted. Without it only annotations can present a token.
 	ByHeader bool
-	// Why says what is not granted, where ByHeader is false.
-	Why string
 }
 
 // Identify asks the API server who cfg is and proves, by one review that
@@ -65,9 +63,7 @@ func Identify(ctx context.Context, cfg *rest.Config) (Identity, error) {
 	switch {
 	case err == nil:
 		id.ByHeader = true
-	case apierrors.IsForbidden(err):
-		id.Why = err.Error()
-	default:
+	case !apierrors.IsForbidden(err):
 		return Identity{}, fmt.Errorf("prove that tokens can be presented by header: %w", err)
 	}
 	return id, nil
