@@ -40,6 +40,8 @@ type handler struct {
 	events events.EventRecorder
 	clock  clock.PassiveClock
 	exempt []string
+	// rejections are told of by events too.
+	rejections *rejections
 }
 
 // Handle implements admission.Handler.
@@ -152,6 +154,7 @@ func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (v
 				h.tell(w, f.lease, r)
 			}
 			v.lease, v.token = known.lease, known.token
+			h.rejections.tell(v, f.lease, w)
 			return v, nil
 		case readLive:
 			f.lease, err = h.lease(ctx, h.live, key)

@@ -16,6 +16,8 @@ import (
 )
 
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+// Events on leases, of bypasses and rejections.
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // The objects that /scale and /eviction change; another kind with a scale
 // subresource needs get on it, granted by whoever installs the kind.
 // +kubebuilder:rbac:groups=apps,resources=deployments;replicasets;statefulsets,verbs=get
@@ -38,9 +40,10 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 		o.Clock = clock.RealClock{}
 	}
 	certificate.follow(mgr.GetWebhookServer())
+	recorder := mgr.GetEventRecorder("fencedlease-webhook")
 	mgr.GetWebhookServer().Register(path, &admission.Webhook{Handler: &handler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), mapper: mgr.GetRESTMapper(),
-		events: mgr.GetEventRecorder("fencedlease-webhook"), clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers...),
+		events: recorder, clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers...), rejections: newRejections(recorder, o.Clock),
 	}})
 	return nil
 }

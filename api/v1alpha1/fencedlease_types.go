@@ -52,6 +52,10 @@ const (
 	ReasonFloorUnavailable = "FloorUnavailable"
 )
 
+// ActionReject is the action of an event on a FencedLease that tells of a
+// rejected write; its reason is the cause.
+const ActionReject = "Reject"
+
 // HolderBinding says from whom a stamped write is accepted.
 // +kubebuilder:validation:Enum=None;User
 type HolderBinding string

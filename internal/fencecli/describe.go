@@ -65,16 +65,25 @@ func (o *describeOptions) Run(ctx context.Context) error {
 	if err := api.List(ctx, claims, crclient.InNamespace(l.Namespace), crclient.MatchingFields{"spec.leaseName": l.Name}); err != nil {
 		return fmt.Errorf("list the claims of [%s]: %w", o.lease, err)
 	}
-	events := &corev1.EventList{}
-	if err := api.List(ctx, events, crclient.InNamespace(l.Namespace), crclient.MatchingFieldsSelector{
-		Selector: fields.Set{"involvedObject.kind": "FencedLease", "involvedObject.name": l.Name}.AsSelector(),
-	}); err != nil {
-		return fmt.Errorf("list the events of [%s]: %w", o.lease, err)
+	events, err := eventsOf(ctx, api, o.lease)
+	if err != nil {
+		return err
 	}
-
 	w := printers.GetNewTabWriter(o.Out)
-	o.describe(w, l, queue(claims.Items), newest(events.Items, o.events))
+	o.describe(w, l, queue(claims.Items), newest(events, o.events))
 	return w.Flush()
+}
+
+// eventsOf gives the events on a lease.
+func eventsOf(ctx context.Context, api crclient.Client, key types.NamespacedName) ([]corev1.Event, error) {
+	events := &corev1.EventList{}
+	err := api.List(ctx, events, crclient.InNamespace(key.Namespace), crclient.MatchingFieldsSelector{
+		Selector: fields.Set{"involvedObject.kind": "FencedLease", "involvedObject.name": key.Name}.AsSelector(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the events of [%s]: %w", key, err)
+	}
+	return events.Items, nil
 }
 
 func (o *describeOptions) describe(w io.Writer, l *v1alpha1.FencedLease, waiting []v1alpha1.LeaseClaim, events []corev1.Event) {
@@ -112,7 +121,12 @@ func (o *describeOptions) describe(w io.Writer, l *v1alpha1.FencedLease, waiting
 		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\n", c.Name, c.Identity(), priority(c), duration(o.clock.Since(c.CreationTimestamp.Time)))
 	}
 
-	fmt.Fprint(w, "\nEvents:")
+	o.printEvents(w, "Events:", events)
+}
+
+// printEvents writes a section of events.
+func (c *cli) printEvents(w io.Writer, title string, events []corev1.Event) {
+	fmt.Fprintf(w, "\n%s", title)
 	if len(events) == 0 {
 		fmt.Fprintf(w, "\t%s", none)
 	} else {
@@ -121,7 +135,7 @@ func (o *describeOptions) describe(w io.Writer, l *v1alpha1.FencedLease, waiting
 	fmt.Fprintln(w)
 	for i := range events {
 		e := &events[i]
-		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\n", e.Reason, duration(o.clock.Since(eventTime(e))), eventCount(e), strings.TrimSpace(e.Message))
+		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\n", e.Reason, duration(c.clock.Since(eventTime(e))), eventCount(e), strings.TrimSpace(e.Message))
 	}
 }
 

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/printers"
 	"k8s.io/cli-runtime/pkg/resource"
@@ -26,8 +29,9 @@ func newExplain(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain TYPE/NAME",
 		Short: "Explain what the fence says to a write to an object: who holds its lease, and since when",
-		Long: "Shows the object's lease with its holder, the token recorded on the object, and what the fence says now to a\n" +
-			"write with the given token; without one, to a write that presents none, by whom the lease makes no exception for.",
+		Long: "Shows the object's lease with its holder, the token recorded on the object, what the fence says now to a write\n" +
+			"with the given token (without one, to a write that presents none, by whom the lease makes no exception for), and\n" +
+			"the newest rejections of writes to the object that the webhook left events of.",
 		Example: "  kubectl fence explain deploy/web --fencing-token=41",
 		Args:    cobra.ExactArgs(1),
 		RunE:    run(o),
@@ -70,13 +74,29 @@ func (o *explainOptions) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		events, err := eventsOf(ctx, api, key)
+		if err != nil && !apierrors.IsForbidden(err) {
+			return err
+		}
 		w := printers.GetNewTabWriter(o.Out)
 		o.explain(w, info, key, l, fence.Recorded(obj.GetAnnotations()))
+		o.printEvents(w, "Rejected:", newest(rejectionsOf(events, info), mostRejections))
 		if err := w.Flush(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// mostRejections is how many rejections explain shows.
+const mostRejections = 5
+
+// rejectionsOf picks the events that tell of rejected writes to an object.
+func rejectionsOf(events []corev1.Event, info *resource.Info) []corev1.Event {
+	return slices.DeleteFunc(events, func(e corev1.Event) bool {
+		r := e.Related
+		return e.Action != v1alpha1.ActionReject || r == nil || r.Namespace != info.Namespace || r.Name != info.Name || r.Kind != info.Mapping.GroupVersionKind.Kind
+	})
 }
 
 func (o *explainOptions) explain(w io.Writer, info *resource.Info, key types.NamespacedName, l *v1alpha1.FencedLease, recorded fence.Token) {

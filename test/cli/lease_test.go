@@ -169,3 +169,38 @@ func TestCompletionOffersLeases(t *testing.T) {
 		}
 	}
 }
+
+// A rejection by the webhook shows on the lease and on the object; a write
+// that presents nothing leaves no trace there.
+func TestDescribeAndExplainShowWhatTheWebhookRejected(t *testing.T) {
+	f := newFixture(t)
+	f.lease(t, "deploy", duration(1))
+	older := f.acquired(t, "--identity=older")
+	newer := f.acquired(t, "--identity=newer")
+	apply := func(token string) result {
+		return f.fenceWith(t, app("1"), "apply", "--lease=deploy", "--fencing-token="+token, "-f", "-")
+	}
+	if r := apply(older); r.code != 3 {
+		t.Fatalf("the older token: %v", r)
+	}
+	if r := apply(newer); r.code != 0 {
+		t.Fatalf("the newer token: %v", r)
+	}
+	if r := f.kubectl(t, "label", "configmap/app", "by=nobody"); r.code == 0 {
+		t.Fatal("a write without a token passed")
+	}
+	want := "configmaps " + f.namespace + "/app by"
+	eventually(t, "the rejection shows", func() bool { return strings.Contains(f.must(t, "describe", "deploy"), want) })
+	for _, command := range [][]string{{"describe", "deploy"}, {"explain", "configmap/app"}} {
+		got := f.must(t, command...)
+		if !strings.Contains(got, want) || !strings.Contains(got, "\n  StaleToken") || strings.Contains(got, "\n  Unstamped") {
+			t.Errorf("%s:\n%s", command[0], got)
+		}
+	}
+	if r := f.kubectl(t, "label", "configmap/plain", "fencedlease.io/lease=deploy"); r.code != 0 {
+		t.Fatal(r)
+	}
+	if got := f.must(t, "explain", "configmap/plain"); strings.Contains(got, want) {
+		t.Errorf("of another object:\n%s", got)
+	}
+}
