@@ -78,7 +78,7 @@ manifests: ## Write the CRDs, roles and admission manifests under config/ and th
 
 .PHONY: lint
 lint: ## Run golangci-lint, with the Kubernetes API linter in it
-	$(TOOL) golangci-lint-kube-api-linter run
+	$(TOOL) golangci-lint-kube-api-linter run --allow-parallel-runners
 
 .PHONY: fmt
 fmt: ## Format the code
