@@ -54,6 +54,10 @@ bench-admission: control-plane ## Measure what the fence adds to a write, as rat
 bench-memory: control-plane ## Measure the operator's memory and idle CPU with 500 leases and 10,000 guarded objects
 	go run ./test/bench/memory
 
+.PHONY: bench-handover
+bench-handover: control-plane ## Measure hand-overs, and many leases at once, beside client-go's elector
+	go run ./test/bench/handover
+
 .PHONY: bench-sql
 bench-sql: ## Measure what the SQL fence costs, as ratios within one run
 	go run ./test/bench/sqlfence
