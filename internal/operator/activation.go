@@ -74,12 +74,16 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	first := len(configuration.Webhooks) == 0
+	if len(authority) == 0 {
+		// Not made yet, or whoever mounts the certificate keeps the configuration.
+		return ctrl.Result{RequeueAfter: servedCheck}, nil
+	}
 	if first {
 		served, err := a.served(ctx)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if !served || len(authority) == 0 {
+		if !served {
 			return ctrl.Result{RequeueAfter: servedCheck}, nil
 		}
 	}

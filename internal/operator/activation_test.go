@@ -134,6 +134,17 @@ func TestActivation(t *testing.T) {
 	if now := reconcile(); *now.Webhooks[0].FailurePolicy != admissionv1.Fail {
 		t.Error("a weakened configuration was left so")
 	}
+	// Without an authority the configuration is another's to keep.
+	authority = nil
+	now = reconcile()
+	now.Webhooks = now.Webhooks[:1]
+	if err := c.Update(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	if now := reconcile(); len(now.Webhooks) != 1 {
+		t.Error("a configuration was written without an authority")
+	}
+	authority = authorityOf("A")
 	// The policies come, and go.
 	spares := func() bool {
 		return slices.ContainsFunc(reconcile().Webhooks[0].MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == policy.Spare().Name })

@@ -234,7 +234,13 @@ func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, fai
 	}
 	if o.Certificates == CertificatesFiles {
 		close(certificates)
-		active.authority = func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(o.CertDir, authorityFile)) }
+		active.authority = func(context.Context) ([]byte, error) {
+			authority, err := os.ReadFile(filepath.Join(o.CertDir, authorityFile))
+			if os.IsNotExist(err) {
+				return nil, nil
+			}
+			return authority, err
+		}
 	} else {
 		if err := rotator.AddRotator(mgr, &rotator.CertRotator{
 			SecretKey:      secret,
