@@ -50,7 +50,8 @@ func TestLog(t *testing.T) {
 			return c.Get(ctx, key, o, opts...)
 		},
 	}).Build()
-	h := &handler{client: c, live: c, events: events.NewFakeRecorder(10), clock: clock.RealClock{}}
+	recorder := events.NewFakeRecorder(10)
+	h := &handler{client: c, live: c, events: recorder, clock: clock.RealClock{}, rejections: newRejections(recorder, clock.RealClock{})}
 
 	for name, test := range map[string]struct {
 		before, after *object
