@@ -24,10 +24,18 @@ func TestMain(m *testing.M) { os.Exit(env.Main(m)) }
 
 var installed = env.Shared(env.Options{Webhook: true, Policy: true})
 
+// Two tokens above every revision of the store, as issued tokens of a lease
+// that the policies have not seen yet are.
+const first, second = "1000041", "1000042"
+
 // issue makes token the current one, held by identity.
-func issue(t *testing.T, e *env.Environment, lease *v1alpha1.FencedLease, token int64, identity string) {
+func issue(t *testing.T, e *env.Environment, lease *v1alpha1.FencedLease, token, identity string) {
 	t.Helper()
-	lease.Status.Token, lease.Status.Holder = token, &v1alpha1.Holder{ClaimName: identity, ClaimUID: "uid-" + identity, Identity: identity}
+	n, err := fence.ParseToken(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Status.Token, lease.Status.Holder = int64(n), &v1alpha1.Holder{ClaimName: identity, ClaimUID: "uid-" + identity, Identity: identity}
 	if err := e.Admin.Status().Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +47,7 @@ func TestKubectl(t *testing.T) {
 	as := func(extra string) []string {
 		return []string{"--as=person", "--as-group=system:masters", "--as-user-extra=" + extra}
 	}
-	token, bypass := as(fence.ExtraToken+"=42"), as(fence.ExtraBypass+"=incident 7")
+	token, bypass := as(fence.ExtraToken+"="+second), as(fence.ExtraBypass+"=incident 7")
 	join := func(parts ...any) (args []string) {
 		for _, p := range parts {
 			switch p := p.(type) {
@@ -82,7 +90,7 @@ func TestKubectl(t *testing.T) {
 		"scale with the token":          {args: join("scale deployment web --replicas=3", token)},
 		"patch with the token":          {args: join("patch deployment web -p", []string{`{"spec":{"replicas":3}}`}, token)},
 		"delete with the token":         {args: join("delete deployment web --wait=false", token)},
-		"scale with a stale token":      {args: join("scale deployment web --replicas=3", as(fence.ExtraToken+"=41")), says: "StaleToken"},
+		"scale with a stale token":      {args: join("scale deployment web --replicas=3", as(fence.ExtraToken+"="+first)), says: "StaleToken"},
 		"a deliberate bypass":           {args: join("scale deployment web --replicas=3", bypass), warns: "bypassed: incident 7"},
 		"a bypass that deletes":         {args: join("delete deployment web --wait=false", bypass), warns: "bypassed: incident 7"},
 		"a bypass that takes the label": {args: join("label deployment web fencedlease.io/lease-", bypass), warns: "bypassed: incident 7"},
@@ -102,7 +110,7 @@ func TestKubectl(t *testing.T) {
 				client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
 			lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
 			must(e.Admin.Create(t.Context(), lease))
-			issue(t, e, lease, 41, "a")
+			issue(t, e, lease, first, "a")
 			d := &appsv1.Deployment{}
 			must(json.Unmarshal([]byte(strings.ReplaceAll(manifest, "c:2", "c:1")), d))
 			d.Namespace = namespace
@@ -111,7 +119,7 @@ func TestKubectl(t *testing.T) {
 				must(e.Admin.Patch(t.Context(), d, client.RawPatch("application/merge-patch+json",
 					[]byte(`{"metadata":{"annotations":{"fencedlease.io/token":"`+token+`","fencedlease.io/write-id":"`+id+`"}}}`))))
 			}
-			write("41", "first")
+			write(first, "first")
 			person := e.UserConfig(t, "person", "system:masters")
 			saved, _, err := e.Kubectl(t, person, "", "get", "deployment", "web", "-n", namespace, "-o", "json")
 			must(err)
@@ -125,8 +133,8 @@ func TestKubectl(t *testing.T) {
 			must(os.WriteFile(file, text, 0o600))
 			same := filepath.Join(t.TempDir(), "same.json")
 			must(os.WriteFile(same, []byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"}}`), 0o600))
-			issue(t, e, lease, 42, "b")
-			write("42", "second")
+			issue(t, e, lease, second, "b")
+			write(second, "second")
 
 			args := []string{"-n", namespace}
 			for _, a := range c.args {
@@ -158,12 +166,12 @@ func TestDrain(t *testing.T) {
 		says   string // empty where it passes
 	}{
 		"unstamped":                {says: "Unstamped"},
-		"with the token":           {args: as(fence.ExtraToken + "=42")},
-		"with a stale token":       {args: as(fence.ExtraToken + "=41"), says: "StaleToken"},
+		"with the token":           {args: as(fence.ExtraToken + "=" + second)},
+		"with a stale token":       {args: as(fence.ExtraToken + "=" + first), says: "StaleToken"},
 		"a deliberate bypass":      {args: as(fence.ExtraBypass + "=incident 7")},
 		"an excepted principal":    {except: []v1alpha1.UnstampedException{{User: "person", Action: v1alpha1.UnstampedAllow}}},
 		"as a dry run":             {args: []string{"--dry-run=server"}, says: "Unstamped"},
-		"with deletes and a token": {args: append(as(fence.ExtraToken+"=42"), "--disable-eviction")},
+		"with deletes and a token": {args: append(as(fence.ExtraToken+"="+second), "--disable-eviction")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -182,7 +190,7 @@ func TestDrain(t *testing.T) {
 				lease.Spec.UnstampedWrites = &v1alpha1.UnstampedWrites{Except: c.except}
 			}
 			must(e.Admin.Create(t.Context(), lease))
-			issue(t, e, lease, 42, "b")
+			issue(t, e, lease, second, "b")
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 			must(e.Admin.Create(t.Context(), node))
 			pod := func(name string) *corev1.Pod {
@@ -191,7 +199,7 @@ func TestDrain(t *testing.T) {
 			}
 			guarded, plain := pod("guarded"), pod("plain")
 			guarded.Labels = map[string]string{fence.LabelLease: "main"}
-			guarded.Annotations = map[string]string{fence.AnnotationToken: "42"}
+			guarded.Annotations = map[string]string{fence.AnnotationToken: second}
 			must(e.Admin.Create(t.Context(), guarded))
 			must(e.Admin.Create(t.Context(), plain))
 
