@@ -63,8 +63,9 @@ func tokenText(n string) string { return fmt.Sprintf("(%s == 0 ? 'none' : string
 // exempt tells that the request comes from a principal that the fence never
 // judges.
 func exempt(o Options) string {
-	return anyOf(
-		"request.userInfo.username in "+list(o.ExemptUsers),
-		fmt.Sprintf("request.userInfo.?groups.orValue([]).exists(g, g in %s)", list(o.ExemptGroups)),
-	)
+	conditions := []string{"request.userInfo.username in " + list(o.ExemptUsers)}
+	for _, group := range o.ExemptGroups {
+		conditions = append(conditions, quote(group)+" in request.userInfo.?groups.orValue([])")
+	}
+	return anyOf(conditions...)
 }

@@ -22,7 +22,6 @@ func fenceVariables() []admissionv1.Variable {
 		return fmt.Sprintf("%s.contains(%s)", field(fence.TableFieldFlags), quote(letter))
 	}
 	return []admissionv1.Variable{
-		{Name: "usual", Expression: usual()},
 		{Name: "header", Expression: extra(fence.ExtraToken)},
 		{Name: "stored", Expression: annotation("oldObject", fence.AnnotationToken) + ".orValue('')"},
 		{Name: "sent", Expression: "request.operation == 'DELETE' ? '' : " + annotation("object", fence.AnnotationToken) + ".orValue('')"},
@@ -104,14 +103,22 @@ func usual() string {
 	line := strings.Join([]string{"", "0", fence.TableHeld, ""}, "\\t")
 	return all("request.operation == 'UPDATE'",
 		anyOf(header+" == ["+stored+"]", all(header+".size() == 0", id+".hasValue()", id+" != "+annotation("oldObject", fence.AnnotationWriteID))),
-		// Only digits: the token becomes part of what is searched for.
-		stored+".matches('^[0-9]+$')",
+		// Within one field of the line: the token becomes part of what is
+		// searched for.
+		"!"+stored+".contains('\\t')",
 		"has(oldObject.metadata.namespace)",
 		"!"+label("oldObject", fence.LabelLeaseNamespace)+".hasValue()",
 		same(label, fence.LabelLease, fence.LabelLeaseNamespace),
 		same(annotation, fence.AnnotationToken, fence.AnnotationFloor),
 		"!"+annotation("oldObject", fence.AnnotationFloor)+".hasValue()",
 		"params.?data[?oldObject.metadata.namespace].orValue('').contains('\\n' + "+label("oldObject", fence.LabelLease)+".orValue(' ') + '\\t' + "+stored+" + '"+line+"')")
+}
+
+// notUsualNorExempt keeps the usual write and the exempt principals from a
+// policy. As a match condition it is all that the API server evaluates for
+// them: no verdict, and no message.
+func notUsualNorExempt(o Options) admissionv1.MatchCondition {
+	return admissionv1.MatchCondition{Name: "not-usual-nor-exempt", Expression: "!" + anyOf(usual(), exempt(o))}
 }
 
 // Verdicts of the fence policy. Their words stand in no message.
@@ -160,7 +167,7 @@ func fenceMessage() string {
 	said := func(reason fence.Reason, what, todo string) string { return deny(reason, quote(what), todo) }
 	return cases(
 		// The API server evaluates messages for what passes, too.
-		is{"variables.usual || variables.verdict == ''", "''"},
+		is{"variables.verdict == ''", "''"},
 		is{"variables.verdict == " + quote(malformed), quote(string(fence.MalformedToken)+": ") + " + " + lease +
 			" + (variables.header.size() > 1 ? 'the header presents more than one token' : 'malformed token ' + strings.quote(variables.text.size() > 24 ? variables.text.substring(0, 24) + '...' : variables.text))" +
 			" + '; present the token exactly as the lease\\'s status shows it'"},
@@ -186,17 +193,17 @@ func Fence(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 	policy := newPolicy(FenceName)
 	policy.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
 	policy.Spec.MatchConstraints = guardedObjects(admissionv1.Update, admissionv1.Delete)
-	policy.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
+	policy.Spec.MatchConditions = []admissionv1.MatchCondition{notUsualNorExempt(o)}
 	policy.Spec.Variables = fenceVariables()
 	message := fenceMessage()
 	policy.Spec.Validations = []admissionv1.Validation{
 		{
-			Expression:        fmt.Sprintf("variables.usual || variables.verdict != %s || variables.excused", quote(malformed)),
+			Expression:        fmt.Sprintf("variables.verdict != %s || variables.excused", quote(malformed)),
 			MessageExpression: message,
 			Reason:            new(metav1.StatusReasonInvalid),
 		},
 		{
-			Expression:        fmt.Sprintf("variables.usual || variables.verdict in ['', %s] || variables.excused", quote(malformed)),
+			Expression:        fmt.Sprintf("variables.verdict in ['', %s] || variables.excused", quote(malformed)),
 			MessageExpression: message,
 			Reason:            new(metav1.StatusReasonForbidden),
 		},

@@ -55,7 +55,8 @@ func Spare() admissionv1.MatchCondition {
 func Bypasses(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
 	p := newPolicy("fencedlease-bypasses")
 	p.Spec.MatchConstraints = guardedObjects(admissionv1.Update, admissionv1.Delete)
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o), {Name: "bypassed", Expression: bypassed()}}
+	// In one condition, since the API server evaluates each of them.
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{{Name: "bypassed", Expression: all(bypassed(), "!"+exempt(o))}}
 	namespace, name := guardOf()
 	reason := fmt.Sprintf("(%s ? %s[0] : %s.orValue(''))", reasonByHeader(), extra(fence.ExtraBypass), annotation("object", fence.AnnotationBypass))
 	p.Spec.Validations = []admissionv1.Validation{{

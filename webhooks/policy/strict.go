@@ -16,7 +16,7 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 	p := newPolicy("fencedlease-strict")
 	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
 	p.Spec.MatchConstraints = guardedObjects(admissionv1.Create, admissionv1.Update, admissionv1.Delete)
-	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{notUsualNorExempt(o)}
 	leaseNames := []string{fence.LabelLease, fence.LabelLeaseNamespace}
 	verb := func(verb string) string {
 		return "authorizer.group(" + quote(fence.Group) + ").resource('fencedleases').namespace(variables.leaseNamespace).name(variables.lease).check(" + quote(verb) + ").allowed()"
