@@ -49,6 +49,7 @@ type Ledger struct {
 	db      *bbolt.DB
 	options Options
 
+	recent           *recent
 	writes           chan *write
 	closing, stopped chan struct{}
 }
@@ -58,7 +59,9 @@ var _ ledger.Ledger = (*Ledger)(nil)
 // write is a change that waits for the next commit.
 type write struct {
 	change func(*bbolt.Tx) error
-	done   chan error
+	// records tells that it may change what is recorded.
+	records bool
+	done    chan error
 }
 
 // lockTimeout bounds how long Open waits for a process that still ends.
@@ -89,7 +92,7 @@ func Open(file string, options Options) (*Ledger, error) {
 	if options.Clock == nil {
 		options.Clock = clock.RealClock{}
 	}
-	l := &Ledger{db: db, options: options, writes: make(chan *write, mostWrites), closing: make(chan struct{}), stopped: make(chan struct{})}
+	l := &Ledger{db: db, options: options, recent: newRecent(), writes: make(chan *write, mostWrites), closing: make(chan struct{}), stopped: make(chan struct{})}
 	go l.commit()
 	return l, nil
 }
@@ -135,7 +138,7 @@ func (l *Ledger) commit() {
 }
 
 func (l *Ledger) apply(batch ...*write) error {
-	return l.db.Update(func(tx *bbolt.Tx) error {
+	err := l.db.Update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
 			if err := w.change(tx); err != nil {
 				return err
@@ -143,12 +146,20 @@ func (l *Ledger) apply(batch ...*write) error {
 		}
 		return nil
 	})
+	if slices.ContainsFunc(batch, func(w *write) bool { return w.records }) {
+		l.recent.changed()
+	}
+	return err
 }
 
 // update runs a change in the next commit and returns once it is durable, or
 // has failed. A commit is not given up half-way: only before it does ctx count.
 func (l *Ledger) update(ctx context.Context, change func(*bbolt.Tx) error) error {
-	w := &write{change: change, done: make(chan error, 1)}
+	return l.write(ctx, &write{change: change})
+}
+
+func (l *Ledger) write(ctx context.Context, w *write) error {
+	w.done = make(chan error, 1)
 	select {
 	case l.writes <- w:
 	case <-l.closing:
@@ -205,16 +216,23 @@ func own(tx *bbolt.Tx, id ledger.ID) fence.Token {
 
 // Recorded reads the record of a key.
 func (l *Ledger) Recorded(_ context.Context, id ledger.ID) (recorded fence.Token, err error) {
+	recorded, changes, ok := l.recent.get(id)
+	if ok {
+		return recorded, nil
+	}
 	err = l.db.View(func(tx *bbolt.Tx) error {
 		recorded = max(readRecord(tx, id.Lease).floor, own(tx, id))
 		return nil
 	})
+	if err == nil {
+		l.recent.keep(id, recorded, changes)
+	}
 	return recorded, err
 }
 
 // Advance records a token.
 func (l *Ledger) Advance(ctx context.Context, id ledger.ID, token fence.Token, wholeLease bool) (recorded fence.Token, err error) {
-	err = l.update(ctx, func(tx *bbolt.Tx) error {
+	err = l.write(ctx, &write{records: true, change: func(tx *bbolt.Tx) error {
 		r := readRecord(tx, id.Lease)
 		recorded = max(r.floor, own(tx, id))
 		if token <= recorded {
@@ -245,7 +263,7 @@ func (l *Ledger) Advance(ctx context.Context, id ledger.ID, token fence.Token, w
 			r.high, r.count = 0, 0
 		}
 		return r.write(tx, id.Lease)
-	})
+	}})
 	if err != nil {
 		return 0, fmt.Errorf("record token %s of [%s]: %w", token, id.Lease, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -33,6 +34,7 @@ func Run(t *testing.T, target Target) {
 		"a lease's record covers its keys":             testCovers,
 		"too many keys are recorded as one":            testFolds,
 		"of many at once one token wins":               testConcurrent,
+		"nobody reads below what was told":             testReads,
 		"a record is what a model says it is":          testModel,
 		"nothing enters below the record":              testEnter,
 		"outcomes are begun once, kept, and forgotten": testOutcomes,
@@ -120,6 +122,39 @@ func testConcurrent(t *testing.T, target Target) {
 	}
 	wg.Wait()
 	recorded(t, reopen(), key, 50)
+}
+
+// Whoever was told that a token is recorded reads it, however many others read
+// while it was being recorded.
+func testReads(t *testing.T, target Target) {
+	l, _ := target.Open(t)
+	var told atomic.Int64
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			id := ledger.ID{Lease: key.Lease, Key: fmt.Sprint(i % 2)}
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				least := fence.Token(told.Load())
+				got, err := l.Recorded(t.Context(), id)
+				if err != nil || got < least {
+					t.Errorf("recorded for %v: %s, %v, after %s was told", id, got, err, least)
+					return
+				}
+			}
+		})
+	}
+	for token := fence.Token(1); token <= 300 && !t.Failed(); token++ {
+		advance(t, l, key, token, true, token)
+		told.Store(int64(token))
+	}
+	close(done)
+	wg.Wait()
 }
 
 // A model in memory: what is recorded is the highest token of the key and of
