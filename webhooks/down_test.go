@@ -1,6 +1,8 @@
 package webhooks_test
 
 import (
+	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,8 +19,24 @@ import (
 )
 
 // TestWebhookDown: what is not guarded is written as ever, and what is guarded
-// fails closed, at once and with a message that names the fence.
+// fails closed, soon and with a message that names the fence: where nobody
+// listens, and where somebody does who never answers.
 func TestWebhookDown(t *testing.T) {
+	t.Run("nobody listens", func(t *testing.T) { testDown(t, func(*env.Environment) {}) })
+	t.Run("nobody answers", func(t *testing.T) {
+		testDown(t, func(e *env.Environment) {
+			address := net.JoinHostPort(e.Webhook.LocalServingHost, strconv.Itoa(e.Webhook.LocalServingPort))
+			listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = listener.Close() }) // the backlog takes connections without being asked
+		})
+	})
+}
+
+func testDown(t *testing.T, instead func(*env.Environment)) {
+	t.Helper()
 	e := env.Start(t, env.Options{Webhook: true})
 	s := &scene{T: t, Environment: e, namespace: e.Namespace(t)}
 	s.markNamespace()
@@ -28,6 +46,7 @@ func TestWebhookDown(t *testing.T) {
 	plain := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "plain"}}
 	s.must(e.Admin.Create(t.Context(), plain))
 	e.StopManagers()
+	instead(e)
 
 	begin := time.Now()
 	err := s.patch("guarded", "41", "x", nil)
@@ -69,8 +88,12 @@ func TestWebhookDown(t *testing.T) {
 			return c.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "guarded"}})
 		},
 	} {
+		begin := time.Now()
 		if err := write(); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(begin); took > 2*time.Second {
+			t.Errorf("%s waited %v for the webhook", name, took)
 		}
 	}
 }

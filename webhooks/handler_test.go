@@ -12,6 +12,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
@@ -25,9 +26,10 @@ import (
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 )
 
-// TestLog: whatever does not simply pass is logged once, with the lease, the
-// token and the reason as keys, and nothing of what is written.
-func TestLog(t *testing.T) {
+// newTestHandler is a handler over the leases main, and lenient, which warns,
+// of a shop.
+func newTestHandler(t *testing.T) *handler {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, authorizationv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -51,8 +53,35 @@ func TestLog(t *testing.T) {
 		},
 	}).Build()
 	recorder := events.NewFakeRecorder(10)
-	h := &handler{client: c, live: c, events: recorder, clock: clock.RealClock{}, rejections: newRejections(recorder, clock.RealClock{})}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	return &handler{client: c, live: c, mapper: mapper, events: recorder, clock: clock.RealClock{}, rejections: newRejections(recorder, clock.RealClock{})}
+}
 
+// TestRequestsWithoutObjects: a collection delete names nothing, and some
+// requests carry no object. Each is answered.
+func TestRequestsWithoutObjects(t *testing.T) {
+	h := newTestHandler(t)
+	for _, operation := range []admissionv1.Operation{admissionv1.Create, admissionv1.Update, admissionv1.Delete} {
+		for _, sub := range []string{"", "status", "scale", "eviction", "binding", "ephemeralcontainers"} {
+			for name, raw := range map[string][]byte{"none": nil, "null": []byte("null"), "empty": []byte("{}"), "metadata null": []byte(`{"metadata":null}`)} {
+				r := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+					UID: "u", Operation: operation, Namespace: "shop", SubResource: sub,
+					Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+					Object:   runtime.RawExtension{Raw: raw}, OldObject: runtime.RawExtension{Raw: raw},
+				}}
+				if got := h.Handle(t.Context(), r); !got.Allowed && (got.Result == nil || got.Result.Code == 0) {
+					t.Errorf("%s %s %s: %+v", operation, sub, name, got)
+				}
+			}
+		}
+	}
+}
+
+// TestLog: whatever does not simply pass is logged once, with the lease, the
+// token and the reason as keys, and nothing of what is written.
+func TestLog(t *testing.T) {
+	h := newTestHandler(t)
 	for name, test := range map[string]struct {
 		before, after *object
 		want          map[string]any // nil wants no line
