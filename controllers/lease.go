@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -42,6 +44,9 @@ type leaseReconciler struct {
 	// from when this process first saw the cause. vacant counts the time that
 	// a lease with claims in its queue has no holder.
 	finished, delays, waited, vacant *renewals
+	// gone is the claim of each lease that was last seen to be deleted while it
+	// held: a UID does not come back.
+	gone sync.Map
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -64,6 +69,7 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 	}
 	current := &v1alpha1.FencedLease{}
 	if err := r.client.Get(ctx, key, current); apierrors.IsNotFound(err) {
+		r.gone.Delete(key)
 		return r.withoutLease(ctx, key, all)
 	} else if err != nil {
 		return ctrl.Result{}, err
@@ -128,6 +134,9 @@ func (r *leaseReconciler) reconcile(ctx context.Context, key types.NamespacedNam
 // nobody counts as gone before the API server says so.
 func (r *leaseReconciler) findHolder(ctx context.Context, s *situation, cached []v1alpha1.LeaseClaim) error {
 	holder := s.lease.Status.Holder
+	if gone, ok := r.gone.Load(client.ObjectKeyFromObject(s.lease)); ok && holder != nil && holder.ClaimUID == gone {
+		return nil
+	}
 	if holder == nil || holder.ClaimName == "" ||
 		slices.ContainsFunc(cached, func(c v1alpha1.LeaseClaim) bool { return string(c.UID) == holder.ClaimUID }) {
 		return nil
@@ -156,6 +165,7 @@ func (r *leaseReconciler) decide(ctx context.Context, s *situation) (plan, error
 		}
 		if err == nil && string(now.UID) == p.holder.ClaimUID && now.DeletionTimestamp.IsZero() && !finished(now) &&
 			(now.Status.Token == 0 || holdsClaim(s.lease, now)) {
+			p.read = now
 			return p, nil
 		}
 		s.claims = slices.DeleteFunc(s.claims, func(c *v1alpha1.LeaseClaim) bool { return string(c.UID) == p.holder.ClaimUID })
@@ -264,7 +274,7 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 				issueTime.Observe(r.clock.Since(start).Seconds())
 			}
 		}()
-		token, incomplete, err := r.reserve(ctx, lease, floor)
+		token, incomplete, err := r.reserve(ctx, lease, floor, p.holder)
 		var cannot *cannotIssueError
 		switch {
 		case errors.As(err, &cannot):
@@ -296,11 +306,6 @@ func (r *leaseReconciler) carryOut(ctx context.Context, s situation, p *plan) (l
 	}
 	if equality.Semantic.DeepEqual(lease.Status, s.lease.Status) {
 		return lease, retry, nil
-	}
-	if p.issue || p.revoke {
-		if err := r.table.expect(ctx, lease); err != nil {
-			return nil, 0, err
-		}
 	}
 	if err := r.client.Status().Update(ctx, lease); err != nil {
 		r.table.retract(lease)
@@ -354,33 +359,59 @@ func heldOf(lease *v1alpha1.FencedLease, p plan) metav1.Condition {
 	return held
 }
 
-// reserve writes the next token where a crash cannot lose it, and seals what
-// the lease seals. Then the token is ready to be published; incomplete names
-// what was not sealed in time where the lease goes on without.
-func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, floor fence.Token) (token fence.Token, incomplete string, err error) {
+// reserve writes the next token where a crash cannot lose it, seals what the
+// lease seals, and lets the lease table expect the token. Then it is ready to
+// be published; incomplete names what was not sealed in time where the lease
+// goes on without.
+func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLease, floor fence.Token, holder *v1alpha1.Holder) (token fence.Token, incomplete string, err error) {
 	if token, err = nextToken(lease, floor); err != nil {
 		return 0, "", err
 	}
+	next := lease.DeepCopy()
+	next.Status.Token, next.Status.Holder = int64(token), holder
+	// Where nothing is to be sealed nor a floor to be raised, which may keep the
+	// token from being issued, the table need not wait for the reservation. It
+	// costs a revision itself.
+	revision, err := revisionOf(lease.ResourceVersion)
+	if err != nil {
+		return 0, "", err
+	}
+	together := lease.Spec.Seal == nil && token <= revision+1
+	var writing errgroup.Group
+	if together {
+		writing.Go(func() error { return r.table.expect(ctx, next) })
+	}
+	incomplete, err = r.reserveAndSeal(ctx, lease, token)
+	if err = errors.Join(err, writing.Wait()); err == nil && !together {
+		err = r.table.expect(ctx, next)
+	}
+	if err != nil {
+		r.table.retract(lease)
+		return 0, "", err
+	}
+	return token, incomplete, nil
+}
+
+func (r *leaseReconciler) reserveAndSeal(ctx context.Context, lease *v1alpha1.FencedLease, token fence.Token) (incomplete string, err error) {
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
 	}
 	lease.Annotations[fence.AnnotationLastToken] = token.String()
 	if err := r.client.Update(ctx, lease); err != nil {
-		return 0, "", err
+		return "", err
 	}
 	revision, err := revisionOf(lease.ResourceVersion)
 	if err != nil {
-		return 0, "", err
+		return "", err
 	}
 	if token > revision {
 		// It ran ahead of the store, so a lease created anew would not start
 		// above it by itself.
 		if err := r.floor.raise(ctx, token); err != nil {
-			return 0, "", err
+			return "", err
 		}
 	}
-	incomplete, err = r.seal.seal(ctx, lease, token)
-	return token, incomplete, err
+	return r.seal.seal(ctx, lease, token)
 }
 
 // guardedNamespaces are those where objects may name the lease; "*" is all.
@@ -418,8 +449,13 @@ func (r *leaseReconciler) tell(ctx context.Context, lease *v1alpha1.FencedLease,
 	if equality.Semantic.DeepEqual(r.statusOf(lease, c, p), c.Status) {
 		return 0, nil
 	}
-	now := &v1alpha1.LeaseClaim{}
-	switch err := r.live.Get(ctx, client.ObjectKeyFromObject(c), now); {
+	now, read := p.read, p.read != nil && p.read.UID == c.UID
+	var err error
+	if !read {
+		now = &v1alpha1.LeaseClaim{}
+		err = r.live.Get(ctx, client.ObjectKeyFromObject(c), now)
+	}
+	switch {
 	case apierrors.IsNotFound(err) || err == nil && now.UID != c.UID:
 		return 0, nil // released meanwhile
 	case err != nil:
@@ -434,9 +470,13 @@ func (r *leaseReconciler) tell(ctx context.Context, lease *v1alpha1.FencedLease,
 	if equality.Semantic.DeepEqual(now.Status, before.Status) {
 		return 0, nil
 	}
-	err := r.client.Status().Patch(ctx, now, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
-	if apierrors.IsNotFound(err) {
+	err = r.client.Status().Patch(ctx, now, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	switch {
+	case apierrors.IsNotFound(err):
 		return 0, nil
+	case apierrors.IsConflict(err) && read: // renewed since it was read
+		p.read = nil
+		return r.tell(ctx, lease, c, p)
 	}
 	if err == nil && finished(now) {
 		return r.expire(ctx, now)

@@ -58,8 +58,19 @@ type leaseTable struct {
 	// ahead are leases that are being published, or were and the cache does not
 	// show it yet.
 	ahead map[types.UID]*v1alpha1.FencedLease
+	// asked counts the calls of expect.
+	asked int64
 	// again asks for a look at the table that no lease's change asks for.
 	again chan event.GenericEvent
+
+	// writing is held while the table is written. What is asked for meanwhile
+	// goes into one more write, however much it is.
+	writing sync.Mutex
+	// written is how many calls of expect the table has taken in.
+	written int64
+	// last is the table as this process last wrote or read it, if nothing says
+	// that it changed since.
+	last *corev1.ConfigMap
 }
 
 func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
@@ -75,8 +86,16 @@ func newLeaseTable(mgr ctrl.Manager, operatorNamespace string) *leaseTable {
 func (t *leaseTable) expect(ctx context.Context, lease *v1alpha1.FencedLease) error {
 	t.mu.Lock()
 	t.ahead[lease.UID] = lease.DeepCopy()
-	err := t.write(ctx)
+	t.asked++
+	mine := t.asked
 	t.mu.Unlock()
+
+	t.writing.Lock()
+	var err error
+	if t.written < mine { // or another call took it along
+		err = t.write(ctx)
+	}
+	t.writing.Unlock()
 	if err != nil {
 		t.retract(lease) // the write may have arrived all the same
 	}
@@ -101,8 +120,9 @@ const tableCheck = time.Minute
 
 // Reconcile implements reconcile.Reconciler.
 func (t *leaseTable) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	t.last = nil // look at what it says
 	switch err := t.write(ctx); {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return ctrl.Result{RequeueAfter: 1}, nil // another replica was faster
@@ -112,25 +132,64 @@ func (t *leaseTable) Reconcile(ctx context.Context, _ ctrl.Request) (ctrl.Result
 	return ctrl.Result{RequeueAfter: tableCheck}, nil
 }
 
-// write writes the table where it says something else than the leases. t.mu is
-// held.
+// write writes the table where it says something else than the leases.
+// t.writing is held.
 func (t *leaseTable) write(ctx context.Context) error {
+	t.mu.Lock()
+	asked := t.asked
+	t.mu.Unlock()
+	// What this process knows saves a read: an update of it is a conflict where
+	// somebody else has written since.
+	if last := t.last; last != nil {
+		t.last = nil
+		if data, err := t.data(ctx, last.Data); err == nil && !sameTable(last.Data, data) && t.put(ctx, last, data) == nil {
+			t.written = asked
+			return nil
+		}
+	}
 	// The table is read before the leases: what another replica writes later
 	// makes the update below a conflict.
 	table := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: t.key.Namespace, Name: t.key.Name}}
-	err := t.live.Get(ctx, t.key, table)
-	missing := apierrors.IsNotFound(err)
-	if err != nil && !missing {
+	if err := t.live.Get(ctx, t.key, table); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read the lease table %s: %w", t.key, err)
 	}
+	data, err := t.data(ctx, table.Data)
+	if err != nil {
+		return fmt.Errorf("list the leases for the table: %w", err)
+	}
+	if table.ResourceVersion != "" && sameTable(table.Data, data) {
+		t.last = table
+	} else if err := t.put(ctx, table, data); err != nil {
+		return fmt.Errorf("write the lease table %s: %w", t.key, err)
+	}
+	t.written = asked
+	return nil
+}
+
+// put writes the table on top of one that was read, or makes it.
+func (t *leaseTable) put(ctx context.Context, table *corev1.ConfigMap, data map[string]string) error {
+	table.Data = data
+	write := func() error { return t.client.Update(ctx, table) }
+	if table.ResourceVersion == "" {
+		write = func() error { return t.client.Create(ctx, table) }
+	}
+	err := write()
+	if err == nil {
+		t.last = table
+	}
+	return err
+}
+
+// data is what the table has to say in place of what it says.
+func (t *leaseTable) data(ctx context.Context, table map[string]string) (map[string]string, error) {
 	leases, seen, err := t.leases(ctx, t.client)
-	if err == nil && seen < revisionOr0(table.Data[fence.TableSeen]) {
+	if err == nil && seen < revisionOr0(table[fence.TableSeen]) {
 		// Who wrote the table had seen more. A replica that was paused must not
 		// turn it back.
 		leases, seen, err = t.leases(ctx, t.live)
 	}
 	if err != nil {
-		return fmt.Errorf("list the leases for the table: %w", err)
+		return nil, err
 	}
 	data, leftOut := fence.PackTable(leases, seen)
 	size := 0
@@ -139,44 +198,35 @@ func (t *leaseTable) write(ctx context.Context) error {
 	}
 	tableBytes.Set(float64(size))
 	tableLeftOut.Set(float64(leftOut))
-	if !missing && sameTable(table.Data, data) {
-		return nil
-	}
-	if leftOut > 0 {
+	if leftOut > 0 && !sameTable(table, data) {
 		ctrl.LoggerFrom(ctx).Info("Left out the newest leases, the lease table is full: writes to what they guard are rejected by the policies", "leftOut", leftOut)
 	}
-	table.Data = data
-	if missing {
-		err = t.client.Create(ctx, table)
-	} else {
-		err = t.client.Update(ctx, table)
-	}
-	if err != nil {
-		return fmt.Errorf("write the lease table %s: %w", t.key, err)
-	}
-	return nil
+	return data, nil
 }
 
 // leases gives what the table has to say, and up to which revision it is
 // complete: a lease that it lacks was created later, or is gone.
 func (t *leaseTable) leases(ctx context.Context, from client.Reader) (leases []fence.TableLease, seen int64, err error) {
+	t.mu.Lock()
+	ahead := maps.Clone(t.ahead)
+	t.mu.Unlock()
 	all := &v1alpha1.FencedLeaseList{}
-	if err := from.List(ctx, all); err != nil {
+	if err := from.List(ctx, all, client.UnsafeDisableDeepCopy); err != nil { // nothing below changes a lease
 		return nil, 0, err
 	}
 	seen = revisionOr0(all.ResourceVersion) // a cache gives none
-	known := map[types.UID]bool{}
 	for i := range all.Items {
 		item := &all.Items[i]
 		seen = max(seen, revisionOr0(item.ResourceVersion))
-		known[item.UID] = true
-		if newer := t.ahead[item.UID]; newer != nil && newer.Status.Token > item.Status.Token {
+		if newer := ahead[item.UID]; newer != nil && newer.Status.Token > item.Status.Token {
 			all.Items[i] = *newer
-		} else {
-			delete(t.ahead, item.UID)
+			delete(ahead, item.UID)
 		}
 	}
-	maps.DeleteFunc(t.ahead, func(uid types.UID, _ *v1alpha1.FencedLease) bool { return !known[uid] })
+	// The rest of them shows, or is gone.
+	t.mu.Lock()
+	maps.DeleteFunc(t.ahead, func(uid types.UID, l *v1alpha1.FencedLease) bool { return ahead[uid] == l })
+	t.mu.Unlock()
 	return tableOf(all.Items), seen, nil
 }
 

@@ -2,7 +2,9 @@ package controllers
 
 import (
 	"context"
+	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -224,6 +226,75 @@ func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
 			t.Errorf("the table says %s, want 42", token)
 		}
 	})
+}
+
+// TestReplicaThatWroteLastLooksAgain: what a process wrote last is no proof of
+// what the table says.
+func TestReplicaThatWroteLastLooksAgain(t *testing.T) {
+	before := []v1alpha1.FencedLease{at("main", 41, 100), at("other", 7, 90)}
+	table, cache := tabled(before, before)
+	reconcileTable(t, table) // writes it
+	after := []v1alpha1.FencedLease{at("main", 42, 200), at("other", 7, 90)}
+	table.live.(*store).leases = after
+	data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), after...)), 200)
+	cm := &corev1.ConfigMap{}
+	if err := cache.Client.Get(t.Context(), table.key, cm); err != nil {
+		t.Fatal(err)
+	}
+	cm.Data = data
+	if err := cache.Client.Update(t.Context(), cm); err != nil {
+		t.Fatal(err)
+	}
+	other := at("other", 8, 90)
+	if err := table.expect(t.Context(), &other); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fence.Token{"main": 42, "other": 8} {
+		if token, _ := current(t, table, name); token != want {
+			t.Errorf("%s: the table says %s, want %s", name, token, want)
+		}
+	}
+}
+
+// TestManyExpectationsAreOneWrite: what is asked for while the table is being
+// written goes into one more write.
+func TestManyExpectationsAreOneWrite(t *testing.T) {
+	const many = 20
+	var leases []v1alpha1.FencedLease
+	for i := range many {
+		leases = append(leases, at(strconv.Itoa(i), 41, 100))
+	}
+	table, cache := tabled(leases, leases)
+	var asking sync.WaitGroup
+	expect := func(i int) {
+		lease := at(strconv.Itoa(i), 42, 150)
+		if err := table.expect(t.Context(), &lease); err != nil {
+			t.Error(err)
+		}
+	}
+	live := table.live.(*store)
+	live.meanwhile = func() {
+		live.meanwhile = nil
+		for i := range many - 1 {
+			asking.Go(func() { expect(i + 1) })
+		}
+		for asked := int64(0); asked < many; { // the others come while the first one writes
+			runtime.Gosched()
+			table.mu.Lock()
+			asked = table.asked
+			table.mu.Unlock()
+		}
+	}
+	expect(0)
+	asking.Wait()
+	for i := range many {
+		if token, _ := current(t, table, strconv.Itoa(i)); token != 42 {
+			t.Errorf("lease %d: the table says %s, want 42", i, token)
+		}
+	}
+	if *cache.writes > 2 {
+		t.Errorf("%d writes", *cache.writes)
+	}
 }
 
 func TestTableOfLeases(t *testing.T) {

@@ -49,6 +49,9 @@ type plan struct {
 	// waits for it.
 	delay   time.Duration
 	delayed bool
+	// read is the claim that is granted, as the API server shows it, nil where
+	// it was not read.
+	read *v1alpha1.LeaseClaim
 }
 
 // decide is the rule of hand-overs.

@@ -164,8 +164,12 @@ func (r *leaseReconciler) claimEvents() handler.EventHandler {
 			enqueue(after, q)
 		},
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
+			c := e.Object.(*v1alpha1.LeaseClaim)
 			for _, memory := range []*renewals{r.renewals, r.finished, r.waited} {
-				memory.forget(e.Object.GetUID())
+				memory.forget(c.UID)
+			}
+			if c.Status.Token > 0 && !finished(c) && !e.DeleteStateUnknown {
+				r.gone.Store(types.NamespacedName{Namespace: c.Namespace, Name: c.Spec.LeaseName}, string(c.UID))
 			}
 			enqueue(e.Object, q)
 		},
