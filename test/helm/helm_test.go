@@ -445,8 +445,24 @@ func TestUnderLoad(t *testing.T) {
 	}
 	stop()
 	writers.Wait()
+	elapsed := time.Since(began)
+
+	// All nodes at once: the holder goes on, what is not guarded too, and the
+	// installation comes back by itself.
+	for _, p := range c.kubelet.running("fencedlease-") {
+		p.signal(syscall.SIGKILL)
+	}
+	c.must(c.patch(t.Context(), current, "guarded", "while nothing runs"))
+	c.must(c.Admin.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: "unguarded"}}))
+	if err := c.patch(t.Context(), former, "guarded", "stale"); err == nil {
+		t.Error("a superseded holder's write committed while nothing runs")
+	}
+	c.await("both replicas are back", time.Minute, func() bool { return c.available() == 2 })
+	c.await("creates are judged again", time.Minute, func() bool {
+		return current.Create(t.Context(), c.object("afterwards", holder.Token())) == nil
+	})
 	t.Logf("%d writes (%.0f a second) and %d creates of the holder, %d stale attempts",
-		writes.Load(), float64(writes.Load())/time.Since(began).Seconds(), created.Load(), stale.Load())
+		writes.Load(), float64(writes.Load())/elapsed.Seconds(), created.Load(), stale.Load())
 }
 
 func (c *cluster) available() int32 {

@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -151,6 +152,83 @@ func TestKubectl(t *testing.T) {
 				t.Errorf("want the warning %q: %s", c.warns, all)
 			}
 		})
+	}
+}
+
+// TestKubectlOnConfigMap: what a file saved before a hand-over, and people
+// without a token, can do to a guarded ConfigMap.
+func TestKubectlOnConfigMap(t *testing.T) {
+	e := installed(t)
+	namespace := e.Namespace(t)
+	person := e.UserConfig(t, "person", "system:masters")
+	run := func(stdin string, args ...string) (string, error) {
+		out, errOut, err := e.Kubectl(t, person, stdin, append([]string{"-n", namespace}, args...)...)
+		return out + errOut, err
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
+	must(e.Admin.Create(t.Context(), lease))
+	issue(t, e, lease, first, "a")
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "settings", Labels: map[string]string{fence.LabelLease: "main"},
+		Annotations: map[string]string{fence.AnnotationToken: first, fence.AnnotationWriteID: "first"}}, Data: map[string]string{"a": "1"}}
+	must(e.Admin.Create(t.Context(), cm))
+	cm.ResourceVersion, cm.UID, cm.ManagedFields, cm.Data["a"] = "", "", nil, "7"
+	cm.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}
+	saved, err := json.Marshal(cm)
+	must(err)
+	issue(t, e, lease, second, "b")
+	must(e.Admin.Patch(t.Context(), cm.DeepCopy(), client.RawPatch("application/merge-patch+json",
+		[]byte(`{"metadata":{"annotations":{"fencedlease.io/token":"`+second+`","fencedlease.io/write-id":"second"}}}`))))
+	for _, c := range []struct{ args, says string }{
+		{"apply -f -", "StaleToken"},
+		{"apply --server-side --force-conflicts -f -", "StaleToken"},
+		{"replace -f -", "StaleToken"},
+		{"replace --force -f -", "Unstamped"},
+		{"annotate configmap settings a=b", "Unstamped"},
+		{"label configmap settings a=b", "Unstamped"},
+		{"delete configmap settings --wait=false", "Unstamped"},
+	} {
+		if all, err := run(string(saved), strings.Fields(c.args)...); err == nil || !strings.Contains(all, c.says+": ") {
+			t.Errorf("%s: want %s, got %v: %s", c.args, c.says, err, all)
+		}
+	}
+	must(e.Admin.Get(t.Context(), client.ObjectKeyFromObject(cm), cm))
+	if cm.Data["a"] != "1" {
+		t.Errorf("data is %v", cm.Data)
+	}
+}
+
+// TestDryRunOfOurOwnKinds: a dry run of a lease and of a claim is judged as
+// the real write is, and leaves nothing.
+func TestDryRunOfOurOwnKinds(t *testing.T) {
+	e := installed(t)
+	namespace := e.Namespace(t)
+	person := e.UserConfig(t, "person", "system:masters")
+	for name, c := range map[string]struct{ manifest, says string }{
+		"a lease":               {`{"apiVersion":"fencedlease.io/v1alpha1","kind":"FencedLease","metadata":{"name":"dry"}}`, ""},
+		"a lease out of bounds": {`{"apiVersion":"fencedlease.io/v1alpha1","kind":"FencedLease","metadata":{"name":"dry"},"spec":{"leaseDurationSeconds":0}}`, "leaseDurationSeconds"},
+		"a claim":               {`{"apiVersion":"fencedlease.io/v1alpha1","kind":"LeaseClaim","metadata":{"name":"dry"},"spec":{"leaseName":"dry"}}`, ""},
+		"a claim for another":   {`{"apiVersion":"fencedlease.io/v1alpha1","kind":"LeaseClaim","metadata":{"name":"dry"},"spec":{"leaseName":"dry","user":{"username":"else"}}}`, "NotHolder"},
+	} {
+		out, errOut, err := e.Kubectl(t, person, c.manifest, "-n", namespace, "create", "--dry-run=server", "-f", "-")
+		if all := out + errOut; (err == nil) != (c.says == "") || !strings.Contains(all, c.says) {
+			t.Errorf("%s: want %q, got %v: %s", name, c.says, err, all)
+		}
+	}
+	for _, kind := range []client.ObjectList{&v1alpha1.FencedLeaseList{}, &v1alpha1.LeaseClaimList{}, &corev1.EventList{}} {
+		if err := e.Admin.List(t.Context(), kind, client.InNamespace(namespace)); err != nil {
+			t.Fatal(err)
+		}
+		if n := meta.LenList(kind); n > 0 {
+			t.Errorf("%d of %T are left", n, kind)
+		}
 	}
 }
 
