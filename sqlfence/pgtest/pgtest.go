@@ -59,8 +59,16 @@ func Need(tb testing.TB, name string) string {
 	return path
 }
 
-// Program finds one of PostgreSQL's server programs, the newest version first.
+// Program finds one of PostgreSQL's server programs: in the folder that the
+// variable POSTGRES_BIN names, or else the newest version that is installed.
 func Program(name string) (string, error) {
+	if dir := os.Getenv("POSTGRES_BIN"); dir != "" {
+		path, err := exec.LookPath(filepath.Join(dir, name))
+		// The server itself must be the one that was asked for.
+		if err == nil || name == "initdb" || name == "postgres" {
+			return path, err
+		}
+	}
 	all, _ := filepath.Glob("/usr/lib/postgresql/*/bin/" + name)
 	sort.Slice(all, func(i, j int) bool { return major(all[i]) > major(all[j]) })
 	if len(all) > 0 {
