@@ -38,6 +38,10 @@ control-plane: ## Leave etcd, kube-apiserver, kube-controller-manager and kubect
 test: control-plane ## Run every test on the real API server, with the race detector
 	KUBEBUILDER_ASSETS="$$(hack/control-plane.sh)" go test $(TESTFLAGS) $(PACKAGES)
 
+.PHONY: test-postgres
+test-postgres: ## Run the SQL fence's tests on PostgreSQL 13 to 18, from npm
+	hack/test-postgres.sh
+
 .PHONY: conformance
 conformance: control-plane ## Print what each installation answers to each kind of write
 	KUBEBUILDER_ASSETS="$$(hack/control-plane.sh)" go test -count=1 -v -run TestConformance ./test/conformance

@@ -213,4 +213,9 @@ func TestReplicasRace(t *testing.T) {
 		defer h.mu.Unlock()
 		return h.highest >= last
 	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.tokens) != rounds {
+		t.Errorf("%d tokens were issued in %d rounds", len(h.tokens), rounds)
+	}
 }

@@ -30,6 +30,9 @@ func TestGrantReleaseAndQueue(t *testing.T) {
 			t.Errorf("claim %s has token %d after %d", name, c.Status.Token, last)
 		}
 		last = c.Status.Token
+		if h := w.lease().Status.Holder; h == nil || h.Identity != name {
+			t.Errorf("claim %s gives no identity, and the holder is %+v", name, h)
+		}
 		w.release(c)
 	}
 	await(t, "the lease is free", func() bool { return w.lease().Status.Holder == nil })

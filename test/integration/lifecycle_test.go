@@ -152,7 +152,11 @@ func TestAdoptedLease(t *testing.T) {
 	if err := w.Admin.Create(t.Context(), native); err != nil {
 		t.Fatal(err)
 	}
-	last := w.awaitCondition(v1alpha1.FencedLeaseHeld, v1alpha1.ReasonHeld).Status.Token
+	held := w.awaitCondition(v1alpha1.FencedLeaseHeld, v1alpha1.ReasonHeld)
+	if ready := meta.FindStatusCondition(held.Status.Conditions, v1alpha1.FencedLeaseReady); ready == nil || !strings.Contains(ready.Message, "processes that share one identity there share one token") {
+		t.Errorf("nobody is told what cannot be told apart: %+v", ready)
+	}
+	last := held.Status.Token
 	version := w.lease().ResourceVersion
 	w.merge(native, `{"spec":{"renewTime":"2027-01-15T08:00:10.000000Z"}}`)
 
