@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -144,6 +147,45 @@ func TestTokens(t *testing.T) {
 		s.expect(s.patch("guarded", "", "malformed"+text, map[string]any{fence.AnnotationToken: text}), fence.MalformedToken)
 	}
 	s.expect(s.patch("guarded", "", "", nil), fence.Unstamped)
+}
+
+// TestGeneratedNames: an object whose name is made by the API server is judged
+// like any other, and told of by a name.
+func TestGeneratedNames(t *testing.T) {
+	s := newScene(t)
+	s.markNamespace()
+	worker := s.User(t, "worker-of-generated")
+	s.Grant(t, s.namespace, "worker-of-generated", rbacv1.PolicyRule{APIGroups: []string{"", "batch"}, Resources: []string{"configmaps", "jobs"}, Verbs: []string{"create"}})
+	meta := func(token string) metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Namespace: s.namespace, GenerateName: "made-", Labels: map[string]string{fence.LabelLease: "main"}}
+		if token != "" {
+			m.Annotations = map[string]string{fence.AnnotationToken: token}
+		}
+		return m
+	}
+	for token, want := range map[string]fence.Reason{"": fence.Unstamped, "41": fence.StaleToken, "43": fence.UnissuedToken, "42": ""} {
+		s.expect(worker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: meta(token)}), want)
+		s.expect(worker.Create(t.Context(), &batchv1.Job{ObjectMeta: meta(token), Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}}}}), want)
+	}
+	named := func() bool {
+		found := &eventsv1.EventList{}
+		s.must(s.Admin.List(t.Context(), found, client.InNamespace(s.namespace)))
+		return slices.ContainsFunc(found.Items, func(e eventsv1.Event) bool {
+			return e.Reason == string(fence.StaleToken) && strings.Contains(e.Note, s.namespace+"/made-")
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !named() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("no event names what was rejected")
+		}
+	}
 }
 
 func oneLease() v1alpha1.FencedLeaseSpec { return v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 15} }

@@ -2,6 +2,7 @@ package webhooks
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -75,6 +76,9 @@ func readRequest(r *admissionv1.AdmissionRequest) (*write, error) {
 	if w.new, err = metadata(r.Object.Raw); err != nil {
 		return nil, fmt.Errorf("read the object of the request: %w", err)
 	}
+	if r.Name == "" { // generated, or of a collection
+		r.Name = nameOf(w.old, w.new)
+	}
 	w.presented.User = r.UserInfo.Username
 	if pods := r.UserInfo.Extra[podUIDExtra]; len(pods) > 0 {
 		w.presented.PodUID = pods[0]
@@ -110,6 +114,17 @@ func (w *write) presentsByAnnotations() bool {
 	}
 	id, ok := w.new.Annotations[fence.AnnotationWriteID]
 	return ok && id != w.old.Annotations[fence.AnnotationWriteID]
+}
+
+// nameOf gives the name of the first object that there is, as far as it is
+// known.
+func nameOf(objects ...*metav1.PartialObjectMetadata) string {
+	for _, o := range objects {
+		if o != nil {
+			return cmp.Or(o.Name, o.GenerateName)
+		}
+	}
+	return ""
 }
 
 var errNoObject = errors.New("it is not an object")

@@ -2,13 +2,17 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -62,6 +66,37 @@ func TestHandoversLeaveNothingBehind(t *testing.T) {
 	}
 	values := []string{"a", "b", "c"}
 	var entries int
+	// A Deployment is scaled and given a status by each of them.
+	web := guardedDeployment(namespace, "web")
+	if err := e.Admin.Create(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	var webEntries, webSize int
+	subresources := func(i int) {
+		t.Helper()
+		scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}, Spec: autoscalingv1.ScaleSpec{Replicas: int32(2 + i%7)}}
+		if err := c.SubResource("scale").Update(t.Context(), web.DeepCopy(), crclient.WithSubResourceBody(scale)); err != nil {
+			t.Fatalf("hand-over %d: scale: %v", i, err)
+		}
+		if err := c.Status().Patch(t.Context(), web.DeepCopy(), crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"observedGeneration":%d}}`, 100+i))); err != nil {
+			t.Fatalf("hand-over %d: status: %v", i, err)
+		}
+		stored := &appsv1.Deployment{}
+		if err := e.Admin.Get(t.Context(), crclient.ObjectKeyFromObject(web), stored); err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 {
+			webEntries, webSize = len(stored.ManagedFields), len(text)
+		}
+		// Numbers grow by a few digits.
+		if i > 1 && (len(stored.ManagedFields) > webEntries || len(text) > webSize+50) {
+			t.Fatalf("hand-over %d: %d entries of managed fields and %d bytes, after %d and %d", i, len(stored.ManagedFields), len(text), webEntries, webSize)
+		}
+	}
 	for i := range handovers {
 		held, err := client.Acquire(t.Context(), cfg, namespace, "main")
 		if err != nil {
@@ -87,6 +122,7 @@ func TestHandoversLeaveNothingBehind(t *testing.T) {
 		if n := since(); n != 1 {
 			t.Fatalf("hand-over %d: a further change took %d commits", i, n)
 		}
+		subresources(i)
 		if got := fence.Recorded(now.Annotations); got != held.Token() {
 			t.Fatalf("hand-over %d: recorded %s, want %s", i, got, held.Token())
 		}

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -297,7 +298,11 @@ func TestStampsReachReplicaSets(t *testing.T) {
 		return byImage
 	}
 	const before, after = "registry.example.com/c:1", "registry.example.com/c:2"
-	for i := range 50 {
+	writes, err := e.Admin.Watch(t.Context(), &appsv1.ReplicaSetList{}, crclient.InNamespace(namespace))
+	must(t, err)
+	defer writes.Stop()
+	const stamps = 50
+	for i := range stamps {
 		stamp(fmt.Sprintf("stamp-%d", i), before)
 	}
 	await(t, "the last stamp is on the ReplicaSet", func() bool {
@@ -310,7 +315,18 @@ func TestStampsReachReplicaSets(t *testing.T) {
 	if fields := len(old.ManagedFields); fields > 3 {
 		t.Errorf("its managed fields have %d entries", fields)
 	}
-	err := e.Admin.Patch(t.Context(), &old, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"minReadySeconds":1}}`)))
+	if text, err := json.Marshal(old); err != nil || len(text) > 6_000 {
+		t.Errorf("it has %d bytes, %v", len(text), err)
+	}
+	for n := 1; ; n++ {
+		if event := <-writes.ResultChan(); event.Object.(*appsv1.ReplicaSet).ResourceVersion == old.ResourceVersion {
+			break
+		}
+		if n > stamps+10 { // its making and its status
+			t.Fatalf("%d stamps were more than %d writes of the ReplicaSet", stamps, n)
+		}
+	}
+	err = e.Admin.Patch(t.Context(), &old, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"minReadySeconds":1}}`)))
 	if reason, _ := client.Reason(err); reason != fence.Unstamped {
 		t.Errorf("a copied stamp presents a token: %v", err)
 	}

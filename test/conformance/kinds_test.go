@@ -150,6 +150,7 @@ func TestKinds(t *testing.T) {
 			}
 			t.Run("status that keeps annotations", func(t *testing.T) { w.with(t).statusKept() })
 			t.Run("status that drops them", func(t *testing.T) { w.with(t).statusDropped() })
+			t.Run("label", func(t *testing.T) { w.with(t).label() })
 			t.Run("finalizer", func(t *testing.T) { w.with(t).finalizer(opts.Policy) })
 		})
 	}
@@ -282,6 +283,32 @@ func (w *workshop) statusDropped() {
 
 // hints tells whether the webhook words what is unstamped.
 func (w *workshop) hints() bool { return len(w.Webhook.ValidatingWebhooks) > 0 }
+
+// label is taken off by who owned it in an apply, and by a patch.
+func (w *workshop) label() {
+	manifest := func(guarded bool) *unstructured.Unstructured {
+		u := w.thing("labelled").(*unstructured.Unstructured)
+		if guarded {
+			u.SetLabels(map[string]string{fence.LabelLease: "main"})
+			u.SetAnnotations(map[string]string{fence.AnnotationToken: "42"})
+		}
+		return u
+	}
+	apply := func(c crclient.Client, guarded bool) error {
+		return c.Apply(w.Context(), crclient.ApplyConfigurationFromUnstructured(manifest(guarded)), crclient.FieldOwner("git"), crclient.ForceOwnership)
+	}
+	w.must(apply(w.User(w.T, "system:serviceaccount:kube-system:generic-garbage-collector", "system:masters"), true))
+	for who, token := range map[string]string{"nobody": "", "the holder": "42"} {
+		w.expect(who+" applies a manifest that has lost the label", apply(w.as(token), false), fence.FenceRemoved)
+		w.expect(who+" patches it away", w.as(token).Patch(w.Context(), manifest(false),
+			crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:null}}}`, fence.LabelLease))), fence.FenceRemoved)
+	}
+	now := manifest(false)
+	w.must(w.Admin.Get(w.Context(), crclient.ObjectKeyFromObject(now), now))
+	if now.GetLabels()[fence.LabelLease] != "main" || now.GetAnnotations()[fence.AnnotationToken] != "42" {
+		w.Errorf("it has labels %v and annotations %v", now.GetLabels(), now.GetAnnotations())
+	}
+}
 
 func (w *workshop) finalizer(policy bool) {
 	lease := w.issue("going")
