@@ -135,6 +135,9 @@ func decide(w *write, f facts) (verdict, question) {
 	if v.Outcome != fence.Allowed {
 		return verdict{reason: v.Reason, message: v.Message}, nothing
 	}
+	if !f.live && (labelless(path) || w.request.Operation == admissionv1.Delete) {
+		return verdict{}, readLive // it leaves no record that would stop the next one
+	}
 	switch {
 	case after < recorded:
 		return deny(fence.FenceRemoved, "[%s] the write lowers the recorded token from %s to %s; leave the fence's annotations", lease.Name, recorded, after), nothing

@@ -313,6 +313,59 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestCacheThatLags: the cache has 41 for the current token and the API server
+// 42. What leaves no record is never passed on what the cache says, and nothing
+// is refused on it.
+func TestCacheThatLags(t *testing.T) {
+	cached := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "main"}}
+	cached.Status.Token = 41
+	live := cached.DeepCopy()
+	live.Status.Token = 42
+	for name, c := range map[string]struct {
+		operation admissionv1.Operation
+		sub       string
+		record    string
+		token     string
+		want      fence.Reason
+	}{
+		"a delete":                         {admissionv1.Delete, "", "41", "41", fence.StaleToken},
+		"a scale":                          {admissionv1.Update, "scale", "41", "41", fence.StaleToken},
+		"an eviction":                      {admissionv1.Create, "eviction", "41", "41", fence.StaleToken},
+		"a delete by the holder":           {admissionv1.Delete, "", "42", "42", ""},
+		"a scale by the holder":            {admissionv1.Update, "scale", "42", "42", ""},
+		"the holder's first write":         {admissionv1.Update, "", "41", "42", ""},
+		"a create by the holder":           {admissionv1.Create, "", "", "42", ""},
+		"a create by the superseded one":   {admissionv1.Create, "", "", "41", fence.StaleToken},
+		"a token above what both know yet": {admissionv1.Update, "", "41", "43", fence.UnissuedToken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &admissionv1.AdmissionRequest{
+				Operation: c.operation, Namespace: "shop", Name: "o", SubResource: c.sub, Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+				UserInfo: authenticationv1.UserInfo{Username: "amy", Extra: map[string]authenticationv1.ExtraValue{fence.ExtraToken: {c.token}}},
+			}
+			if c.record != "" {
+				r.OldObject = (&object{lease: "main", token: c.record}).raw()
+			}
+			if c.sub == "" && c.operation != admissionv1.Delete {
+				r.Object = (&object{lease: "main", token: c.token, data: "new"}).raw()
+			}
+			w, err := readRequest(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := facts{lease: cached, marked: new(true)}
+			v, q := decide(w, f)
+			if q == readLive {
+				f.lease, f.live = live, true
+				v, q = decide(w, f)
+			}
+			if q != nothing || v.reason != c.want || v.allowed != (c.want == "") {
+				t.Errorf("%+v, asks %v; want %q", v, q, c.want)
+			}
+		})
+	}
+}
+
 func sealing(l *v1alpha1.FencedLease) {
 	l.Spec.Seal = &v1alpha1.Seal{Resources: []v1alpha1.SealedResource{{Resource: "configmaps"}}}
 	l.Annotations = map[string]string{fence.AnnotationLastToken: "43"}

@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,7 +57,22 @@ func testDown(t *testing.T, instead func(*env.Environment)) {
 	if took := time.Since(begin); took > 10*time.Second {
 		t.Errorf("it took %v to say so", took)
 	}
+	// Nothing is half done.
+	half := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "half", Labels: map[string]string{"fencedlease.io/lease": "main"}}}
+	if err := e.Admin.Create(t.Context(), half); err == nil || !strings.Contains(err.Error(), "objects.fencedlease.io") {
+		t.Errorf("a guarded create with the webhook down: %v", err)
+	}
+	if err := e.Admin.Get(t.Context(), client.ObjectKeyFromObject(half), half); !apierrors.IsNotFound(err) {
+		t.Errorf("a refused create left %v", err)
+	}
+	bound := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "bound"},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}}
+	s.must(e.Admin.Create(t.Context(), bound))
+	scheduler := e.User(t, "system:kube-scheduler", "system:masters")
 	for name, write := range map[string]func() error{
+		"the scheduler's binding": func() error {
+			return scheduler.SubResource("binding").Create(t.Context(), bound, &corev1.Binding{Target: corev1.ObjectReference{Kind: "Node", Name: "node"}})
+		},
 		"an unguarded patch": func() error {
 			return e.Admin.Patch(t.Context(), plain, client.RawPatch(types.MergePatchType, []byte(`{"data":{"a":"b"}}`)))
 		},
@@ -70,7 +86,9 @@ func testDown(t *testing.T, instead func(*env.Environment)) {
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}})
 		},
 		"a native Lease": func() error {
-			return e.Admin.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "native"}})
+			native := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "native"}}
+			s.must(e.Admin.Create(t.Context(), native))
+			return e.Admin.Patch(t.Context(), native, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"renewTime":"2026-01-01T00:00:00.000000Z"}}`)))
 		},
 		"a native Lease that carries the label": func() error {
 			return e.Admin.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "labelled", Labels: map[string]string{"fencedlease.io/lease": "main"}}})

@@ -2,12 +2,17 @@ package webhooks_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +152,33 @@ func TestTokens(t *testing.T) {
 		s.expect(s.patch("guarded", "", "malformed"+text, map[string]any{fence.AnnotationToken: text}), fence.MalformedToken)
 	}
 	s.expect(s.patch("guarded", "", "", nil), fence.Unstamped)
+}
+
+// TestLargeObjects: what is as large as the API server stores is judged, and a
+// body that no API server sends is refused before it is read.
+func TestLargeObjects(t *testing.T) {
+	s := newScene(t)
+	large := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "large", Labels: map[string]string{fence.LabelLease: "main"}},
+		Data: map[string]string{"value": strings.Repeat("0123456789abcde\n", 60_000)}} // 960 kB
+	s.must(s.Admin.Create(t.Context(), large))
+	s.expect(s.patch("large", "42", "current", nil), "")
+	s.expect(s.patch("large", "41", "late", nil), fence.StaleToken)
+
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(s.Webhook.LocalServingCAData)
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}}
+	url := "https://" + net.JoinHostPort(s.Webhook.LocalServingHost, strconv.Itoa(s.Webhook.LocalServingPort)) + "/fence"
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(`{"request":{"uid":"`+strings.Repeat("x", 20<<20)+`"}}`))
+	s.must(err)
+	request.Header.Set("Content-Type", "application/json")
+	answer, err := c.Do(request)
+	s.must(err)
+	defer func() { _ = answer.Body.Close() }()
+	text, err := io.ReadAll(answer.Body)
+	s.must(err)
+	if !strings.Contains(string(text), `"code":413`) {
+		t.Errorf("20 MiB are answered with %s: %.300s", answer.Status, text)
+	}
 }
 
 // TestGeneratedNames: an object whose name is made by the API server is judged

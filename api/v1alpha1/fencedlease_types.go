@@ -408,6 +408,7 @@ type Holder struct {
 	// Absent means 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=9007199254740991
 	Reaffirm *int64 `json:"reaffirm,omitempty"`
 
 	// lease is the acquisition of the adopted Lease that the token was issued
