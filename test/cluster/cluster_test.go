@@ -154,6 +154,32 @@ func TestGuardedDeploymentLives(t *testing.T) {
 	})
 }
 
+// TestAutoscaler: a HorizontalPodAutoscaler scales what is guarded, and the
+// holder goes on beside it.
+func TestAutoscaler(t *testing.T) {
+	e := whole(t)
+	namespace := e.Namespace(t)
+	held, c := acquire(t, e, namespace)
+	d := deployment(namespace)
+	must(t, c.Create(t.Context(), d))
+	must(t, e.Admin.Create(t.Context(), &autoscalingv1.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
+		Spec: autoscalingv1.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv1.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "web"},
+			MinReplicas:    new(int32(3)), MaxReplicas: 5, // below the minimum it scales without metrics
+		},
+	}))
+	await(t, "it is scaled to the minimum", func() bool {
+		must(t, e.Admin.Get(t.Context(), crclient.ObjectKeyFromObject(d), d))
+		return *d.Spec.Replicas == 3
+	})
+	must(t, c.Patch(t.Context(), d, crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"minReadySeconds":1}}`))))
+	if got := fence.Recorded(d.Annotations); got != held.Token() {
+		t.Errorf("recorded %s, want %s", got, held.Token())
+	}
+	must(t, held.Release(t.Context()))
+}
+
 // TestNamespaceGoes: a namespace full of guarded objects, leases and claims is
 // deleted, and so is one that never had any.
 func TestNamespaceGoes(t *testing.T) {
