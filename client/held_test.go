@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,17 +76,16 @@ func TestHolderStopsByItsOwnClock(t *testing.T) {
 				h.mu.Lock()
 				last := h.sent
 				h.mu.Unlock()
-				calls := 0
+				var calls atomic.Int32
 				api.fail(func(ctx context.Context, verb string) error {
 					if verb == "patch" {
-						calls++
-						return answer(ctx, calls)
+						return answer(ctx, int(calls.Add(1)))
 					}
 					return apierrors.NewServiceUnavailable("")
 				})
 				<-h.Done()
-				if name == "calls that hang" && calls < 2 {
-					t.Errorf("%d calls: one that hangs leaves no time for another", calls)
+				if n := calls.Load(); name == "calls that hang" && n < 2 {
+					t.Errorf("%d calls: one that hangs leaves no time for another", n)
 				}
 				if after := time.Since(last); after != 12*time.Second {
 					t.Errorf("stopped %s after the last renewal", after)

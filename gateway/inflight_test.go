@@ -185,7 +185,11 @@ func TestOrderInFlight(t *testing.T) {
 					t.Errorf("call %s: %+v, want %+v: %s", call, got, want, a.body)
 				}
 			}
-			if got := h.seen(); !slices.Equal(got, c.events) {
+			// The partner learns by another connection that a call was cut off: it
+			// may hear of the next one first.
+			eventually(t, "the partner has heard of all", func() bool { return len(h.seen()) >= len(c.events) })
+			got := h.seen()
+			if !slices.Equal(uncut(got), uncut(c.events)) || !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(c.events))) {
 				t.Errorf("the partner saw %q, want %q", got, c.events)
 			}
 		})
@@ -246,4 +250,9 @@ func TestStoppedCallerHoldsUpNobody(t *testing.T) {
 			}
 		})
 	}
+}
+
+// uncut is what the partner saw but for the ends of calls that were cut off.
+func uncut(events []string) []string {
+	return slices.DeleteFunc(slices.Clone(events), func(e string) bool { return strings.HasPrefix(e, "cut ") })
 }

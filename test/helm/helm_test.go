@@ -360,8 +360,7 @@ func TestUnderLoad(t *testing.T) {
 	c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
 
 	var writes, created, stale atomic.Int64
-	var creating atomic.Bool
-	creating.Store(true)
+	var creating sync.RWMutex // no create is in flight once it is locked
 	ctx, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup
 	const perSecond = 240 // a tick that comes late is one write less
@@ -396,9 +395,10 @@ func TestUnderLoad(t *testing.T) {
 		})
 	}
 	repeat(20, func(n int64) error { // what only the webhook judges
-		if !creating.Load() {
+		if !creating.TryRLock() {
 			return nil
 		}
+		defer creating.RUnlock()
 		created.Add(1)
 		if err := current.Create(ctx, c.object(fmt.Sprintf("new-%d", n), holder.Token())); err != nil {
 			return fmt.Errorf("the holder's create: %w", err)
@@ -437,7 +437,7 @@ func TestUnderLoad(t *testing.T) {
 		c.await("the Pod is replaced", time.Minute, func() bool { return c.replaced(p) })
 		more("writes pass after a replica was deleted")
 	}
-	creating.Store(false) // a call in flight to a process that is killed fails
+	creating.Lock() // a call in flight to a process that is killed fails
 	for _, p := range c.kubelet.running("fencedlease-") {
 		p.signal(syscall.SIGKILL)
 		more("writes pass while a replica is dead")
