@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -37,7 +38,11 @@ const (
 	// renewEvery is how often each claim renews while renewals are measured.
 	renewEvery = 5 * time.Second
 
+	// largeOnes are objects of nearly the size that the API server stores.
+	largeOnes = 50
+
 	maxResident = 200 << 20
+	maxLarge    = 256 << 20
 	maxIdle     = 0.02 // of a core
 )
 
@@ -98,12 +103,23 @@ func bench(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := changeLarge(ctx, admin, claims[0]); err != nil {
+		return err
+	}
+	large, err := process.NewStatus()
+	if err != nil {
+		return err
+	}
 	const mib = 1 << 20
 	fmt.Printf("%d leases held, %d ConfigMaps guarded, the operator as a process of its own\n", leases, objects)
 	fmt.Printf("resident now                    %5.0f MiB\n", float64(status.VmRSS)/mib)
 	fmt.Printf("resident at its highest         %5.0f MiB  (at most %d)\n", float64(status.VmHWM)/mib, maxResident/mib)
 	fmt.Printf("idle                            %5.2f %% of a core  (at most %.0f)\n", idle*100, maxIdle*100)
 	fmt.Printf("each claim renewed every %-5v  %5.2f %% of a core\n", renewEvery, renewing*100)
+	fmt.Printf("%d updates of 1 MB at once      %5.0f MiB at its highest  (at most %d, the chart's limit)\n", largeOnes, float64(large.VmHWM)/mib, maxLarge/mib)
+	if large.VmHWM > maxLarge {
+		return errors.New("large objects take too much memory")
+	}
 	if status.VmHWM > maxResident {
 		return errors.New("the operator takes too much memory")
 	}
@@ -188,6 +204,35 @@ func guard(ctx context.Context, c client.Client, claims []*v1alpha1.LeaseClaim) 
 				Labels:      map[string]string{fence.LabelLease: claim.Name},
 				Annotations: map[string]string{fence.AnnotationToken: fmt.Sprint(claim.Status.Token)},
 			}, Data: map[string]string{"total": "1"}})
+		})
+	}
+	return group.Wait()
+}
+
+// changeLarge changes large objects at once. Each change presents nothing, so
+// the webhook reads both states of the object to see whether it changes
+// anything, and refuses it. On few cores some take longer than the API server
+// waits, and are refused for that.
+func changeLarge(ctx context.Context, c client.Client, claim *v1alpha1.LeaseClaim) error {
+	object := func(i int) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+			Namespace: claim.Namespace, Name: fmt.Sprintf("large-%02d", i), Labels: map[string]string{fence.LabelLease: claim.Name},
+			Annotations: map[string]string{fence.AnnotationToken: fmt.Sprint(claim.Status.Token)},
+		}, Data: map[string]string{"value": strings.Repeat("0123456789abcde\n", 60_000)}}
+	}
+	for i := range largeOnes {
+		if err := c.Create(ctx, object(i)); err != nil {
+			return err
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range largeOnes {
+		group.Go(func() error {
+			err := c.Patch(ctx, object(i), client.RawPatch(types.MergePatchType, []byte(`{"data":{"more":"1"}}`)))
+			if err == nil {
+				return errors.New("a change that presents nothing passed")
+			}
+			return nil
 		})
 	}
 	return group.Wait()
