@@ -1,7 +1,6 @@
 package webhooks_test
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -81,6 +80,20 @@ func (s *scene) configMap(name string) {
 	s.must(s.Admin.Create(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: s.namespace, Name: name, Labels: map[string]string{fence.LabelLease: "main"},
 	}}))
+}
+
+func (s *scene) await(what string, done func() bool) {
+	s.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(30 * time.Second)
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			s.Fatalf("waited half a minute until %s", what)
+		}
+	}
 }
 
 func (s *scene) must(err error) {
@@ -207,17 +220,7 @@ func TestGeneratedNames(t *testing.T) {
 			return e.Reason == string(fence.StaleToken) && strings.Contains(e.Note, s.namespace+"/made-")
 		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !named() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal("no event names what was rejected")
-		}
-	}
+	s.await("an event names what was rejected", named)
 }
 
 func oneLease() v1alpha1.FencedLeaseSpec { return v1alpha1.FencedLeaseSpec{LeaseDurationSeconds: 15} }
@@ -253,17 +256,7 @@ func TestBypassLeavesAnEvent(t *testing.T) {
 		}
 		return all
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for len(notes()) == 0 {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal("no event tells of the bypass")
-		}
-	}
+	s.await("an event tells of the bypass", func() bool { return len(notes()) > 0 })
 	want := []string{fmt.Sprintf("main: \"amy\" bypassed the fence on configmaps %s/guarded: incident 7", s.namespace)}
 	if diff := cmp.Diff(want, notes()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)

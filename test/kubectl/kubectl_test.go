@@ -29,6 +29,20 @@ var installed = env.Shared(env.Options{Webhook: true, Policy: true})
 // that the policies have not seen yet are.
 const first, second = "1000041", "1000042"
 
+// makeLease makes the lease main, and the mark that leases are used there.
+func makeLease(t *testing.T, e *env.Environment, namespace string, spec v1alpha1.FencedLeaseSpec) *v1alpha1.FencedLease {
+	t.Helper()
+	if err := e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}, Spec: spec}
+	if err := e.Admin.Create(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	return lease
+}
+
 // issue makes token the current one, held by identity.
 func issue(t *testing.T, e *env.Environment, lease *v1alpha1.FencedLease, token, identity string) {
 	t.Helper()
@@ -107,10 +121,7 @@ func TestKubectl(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
-				client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
-			lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
-			must(e.Admin.Create(t.Context(), lease))
+			lease := makeLease(t, e, namespace, v1alpha1.FencedLeaseSpec{})
 			issue(t, e, lease, first, "a")
 			d := &appsv1.Deployment{}
 			must(json.Unmarshal([]byte(strings.ReplaceAll(manifest, "c:2", "c:1")), d))
@@ -171,10 +182,7 @@ func TestKubectlOnConfigMap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
-		client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
-	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
-	must(e.Admin.Create(t.Context(), lease))
+	lease := makeLease(t, e, namespace, v1alpha1.FencedLeaseSpec{})
 	issue(t, e, lease, first, "a")
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "settings", Labels: map[string]string{fence.LabelLease: "main"},
 		Annotations: map[string]string{fence.AnnotationToken: first, fence.AnnotationWriteID: "first"}}, Data: map[string]string{"a": "1"}}
@@ -261,13 +269,11 @@ func TestDrain(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			must(e.Admin.Patch(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
-				client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"fencedlease.io/leases":"true"}}}`))))
-			lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "main"}}
+			var spec v1alpha1.FencedLeaseSpec
 			if c.except != nil {
-				lease.Spec.UnstampedWrites = &v1alpha1.UnstampedWrites{Except: c.except}
+				spec.UnstampedWrites = &v1alpha1.UnstampedWrites{Except: c.except}
 			}
-			must(e.Admin.Create(t.Context(), lease))
+			lease := makeLease(t, e, namespace, spec)
 			issue(t, e, lease, second, "b")
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 			must(e.Admin.Create(t.Context(), node))

@@ -59,9 +59,7 @@ var _ ledger.Ledger = (*Ledger)(nil)
 // write is a change that waits for the next commit.
 type write struct {
 	change func(*bbolt.Tx) error
-	// records tells that it may change what is recorded.
-	records bool
-	done    chan error
+	done   chan error
 }
 
 // lockTimeout bounds how long Open waits for a process that still ends.
@@ -138,7 +136,7 @@ func (l *Ledger) commit() {
 }
 
 func (l *Ledger) apply(batch ...*write) error {
-	err := l.db.Update(func(tx *bbolt.Tx) error {
+	return l.db.Update(func(tx *bbolt.Tx) error {
 		for _, w := range batch {
 			if err := w.change(tx); err != nil {
 				return err
@@ -146,20 +144,12 @@ func (l *Ledger) apply(batch ...*write) error {
 		}
 		return nil
 	})
-	if slices.ContainsFunc(batch, func(w *write) bool { return w.records }) {
-		l.recent.changed()
-	}
-	return err
 }
 
 // update runs a change in the next commit and returns once it is durable, or
 // has failed. A commit is not given up half-way: only before it does ctx count.
 func (l *Ledger) update(ctx context.Context, change func(*bbolt.Tx) error) error {
-	return l.write(ctx, &write{change: change})
-}
-
-func (l *Ledger) write(ctx context.Context, w *write) error {
-	w.done = make(chan error, 1)
+	w := &write{change: change, done: make(chan error, 1)}
 	select {
 	case l.writes <- w:
 	case <-l.closing:
@@ -232,7 +222,7 @@ func (l *Ledger) Recorded(_ context.Context, id ledger.ID) (recorded fence.Token
 
 // Advance records a token.
 func (l *Ledger) Advance(ctx context.Context, id ledger.ID, token fence.Token, wholeLease bool) (recorded fence.Token, err error) {
-	err = l.write(ctx, &write{records: true, change: func(tx *bbolt.Tx) error {
+	err = l.update(ctx, func(tx *bbolt.Tx) error {
 		r := readRecord(tx, id.Lease)
 		recorded = max(r.floor, own(tx, id))
 		if token <= recorded {
@@ -263,7 +253,8 @@ func (l *Ledger) Advance(ctx context.Context, id ledger.ID, token fence.Token, w
 			r.high, r.count = 0, 0
 		}
 		return r.write(tx, id.Lease)
-	}})
+	})
+	l.recent.changed()
 	if err != nil {
 		return 0, fmt.Errorf("record token %s of [%s]: %w", token, id.Lease, err)
 	}
