@@ -70,7 +70,7 @@ func (g *Gate) identify(ctx context.Context, c call, r request) (caller, *Proble
 	if allowed, err := g.Callers.May(ctx, who, c.lease); err != nil {
 		return who, undecided(err)
 	} else if !allowed {
-		return who, problemf(http.StatusForbidden, NotAllowed, "[%s] %.64q may not use the lease; grant it the verb %s on the FencedLease", c.lease, who.user, fence.VerbUse)
+		return who, problemf(http.StatusForbidden, NotAllowed, "[%s] %.64q may not use the lease; grant it the verb %s on the FencedLease, or name it in --allow where that is used", c.lease, who.user, fence.VerbUse)
 	}
 	return who, nil
 }

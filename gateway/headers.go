@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/lru"
 
 	"github.com/fencedlease/fencedlease/fence"
 	"github.com/fencedlease/fencedlease/gateway/ledger"
@@ -41,7 +42,7 @@ func readCall(h, trailers http.Header) (call, *Problem) {
 		return call{}, problemf(http.StatusBadRequest, MalformedRequest, format, a...)
 	}
 	for name := range h {
-		if looksLikeOurs(name) && !slices.Contains(known, name) {
+		if !slices.Contains(known, name) && looksLikeOurs(name) {
 			return malformed("header %.64q is not one of %s; take it off", name, strings.Join(known, ", "))
 		}
 	}
@@ -83,15 +84,33 @@ func readCall(h, trailers http.Header) (call, *Problem) {
 			return malformed("header %s is %.64q: it must be 1 to %d visible ASCII characters without blanks and commas", field.name, values[0], mostValue)
 		}
 	}
-	namespace, name, _ := strings.Cut(c.id.Lease, "/")
-	if len(validation.IsDNS1123Label(namespace)) > 0 || len(name) > validation.DNS1123LabelMaxLength || len(validation.IsDNS1123Subdomain(name)) > 0 {
+	var ok bool
+	if c.lease, ok = leaseNamed(c.id.Lease); !ok {
 		return malformed("header %s is %.64q: it must be <namespace>/<name>", fence.HeaderLease, c.id.Lease)
 	}
-	c.lease = types.NamespacedName{Namespace: namespace, Name: name}
 	if c.id.Key == "" {
 		c.id.Key = c.id.Lease
 	}
 	return c, nil
+}
+
+// wellFormed remembers names that were checked: the check is most of what it
+// takes to read a call.
+var wellFormed = lru.New(4096)
+
+// leaseNamed gives the lease that a name stands for, where it is one.
+func leaseNamed(text string) (types.NamespacedName, bool) {
+	if known, ok := wellFormed.Get(text); ok {
+		key, ok := known.(types.NamespacedName)
+		return key, ok
+	}
+	namespace, name, _ := strings.Cut(text, "/")
+	if len(validation.IsDNS1123Label(namespace)) > 0 || len(name) > validation.DNS1123LabelMaxLength || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return types.NamespacedName{}, false
+	}
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	wellFormed.Add(text, key)
+	return key, true
 }
 
 // looksLikeOurs tells whether some reader could take the name for a header of

@@ -216,7 +216,7 @@ func lined(method, target string, h http.Header) string {
 // itself has no reason.
 func TestBytes(t *testing.T) {
 	p := newPartner(t, nil)
-	g := start(t, p.URL, func(o *Options) { o.MaxBody = 1 << 10 })
+	g := start(t, p.URL, func(o *Options) { decisions(o); o.MaxBody = 1 << 10 })
 	const fencing = "Host: gateway\r\nFencing-Lease: " + lease + "\r\nFencing-Token: 42\r\n"
 	for name, c := range map[string]struct {
 		request string
@@ -269,6 +269,12 @@ func TestBytes(t *testing.T) {
 			if c.status != http.StatusOK {
 				if len(arrived) > 0 {
 					t.Errorf("it arrived: %+v", arrived)
+				}
+				if strings.Contains(name, "folded") || strings.Contains(name, "trailers") {
+					// A proxy that asks for a verdict takes any other status for a failure.
+					if a := raw(t, g.address["decision"], c.request); a.status != http.StatusForbidden || a.reason != c.reason {
+						t.Errorf("the decision service answers %d %q: %s", a.status, a.reason, a.body)
+					}
 				}
 				return
 			}

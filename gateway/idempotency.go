@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"os"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -40,6 +41,8 @@ func digestOf(r *http.Request) ([]byte, *Problem) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, mostDigested+1))
 	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, bodyTooLarge(large.Limit)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, problemf(http.StatusBadRequest, MalformedRequest, "the body did not come whole: %v; nothing was sent", errTimeout)
 	} else if err != nil {
 		return nil, problemf(http.StatusBadRequest, MalformedRequest, "the body could not be read: %v", err)
 	}
@@ -70,7 +73,7 @@ func (p *Proxy) begin(ctx context.Context, w http.ResponseWriter, c *passage, di
 			"[%s] %s %.64q stands for another request; use a new one", c.id.Lease, HeaderIdempotencyKey, c.idempotencyKey))
 	case known.Answer == nil:
 		refuse(problemf(http.StatusBadGateway, OutcomeUnknown,
-			"[%s] the call with %s %.64q was sent under token %s and has no answer yet; it may have taken effect, so ask the partner before it is repeated under a new key",
+			"[%s] the call with %s %.64q was sent under token %s and has no answer yet; if it is still on its way the same key brings its outcome later; if not it may have taken effect, so ask the partner before it is repeated under a new key",
 			c.id.Lease, HeaderIdempotencyKey, c.idempotencyKey, known.Token))
 	default:
 		p.observer.decided(surfaceProxy, nil, 0)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,37 +31,38 @@ type inflight struct {
 	limit time.Duration
 
 	mu   sync.Mutex
-	keys map[ledger.ID]map[*flight]struct{}
+	keys map[ledger.ID][]*flight
 }
 
 func newInflight(c clock.Clock, limit time.Duration) *inflight {
-	return &inflight{clock: c, limit: limit, keys: map[ledger.ID]map[*flight]struct{}{}}
+	return &inflight{clock: c, limit: limit, keys: map[ledger.ID][]*flight{}}
 }
 
 // flight is one call, from before its last look at the record until its end.
 type flight struct {
 	token  fence.Token
 	cancel context.CancelCauseFunc
-	ended  chan struct{}
+	// ended is closed once the call has ended; nil where nobody waits for that.
+	ended chan struct{}
 }
 
 // enter notes a call. From then on newer calls of the key wait for leave.
 func (f *inflight) enter(id ledger.ID, token fence.Token, cancel context.CancelCauseFunc) (leave func()) {
-	one := &flight{token: token, cancel: cancel, ended: make(chan struct{})}
+	one := &flight{token: token, cancel: cancel}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.keys[id] == nil {
-		f.keys[id] = map[*flight]struct{}{}
-	}
-	f.keys[id][one] = struct{}{}
+	f.keys[id] = append(f.keys[id], one)
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		delete(f.keys[id], one)
-		if len(f.keys[id]) == 0 {
+		if rest := slices.DeleteFunc(f.keys[id], func(other *flight) bool { return other == one }); len(rest) > 0 {
+			f.keys[id] = rest
+		} else {
 			delete(f.keys, id)
 		}
-		close(one.ended)
+		if one.ended != nil {
+			close(one.ended)
+		}
 	}
 }
 
@@ -69,8 +71,11 @@ func (f *inflight) older(id ledger.ID, token fence.Token) []*flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []*flight
-	for one := range f.keys[id] {
+	for _, one := range f.keys[id] {
 		if one.token < token {
+			if one.ended == nil {
+				one.ended = make(chan struct{})
+			}
 			all = append(all, one)
 		}
 	}

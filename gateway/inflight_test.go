@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -252,6 +253,54 @@ func TestStoppedCallerHoldsUpNobody(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCallerThatLeft: a caller that has ended its side of the connection and
+// reads nothing either is cut off, though no newer token waits.
+func TestCallerThatLeft(t *testing.T) {
+	t.Parallel()
+	var sent atomic.Int64
+	p := newPartner(t, func(w http.ResponseWriter, _ *http.Request) {
+		var err error
+		for chunk := make([]byte, 1<<16); err == nil; sent.Add(1) {
+			_, err = w.Write(chunk)
+		}
+	})
+	g := start(t, p.URL, func(o *Options) { o.MetricsAddress = "127.0.0.1:0" })
+	inFlight := func(calls string) bool {
+		resp, err := g.client.Get("http://" + g.address["metrics"] + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := readAnswer(resp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(a.body, "fencedlease_gateway_calls_in_flight "+calls+"\n")
+	}
+	conn, err := net.Dial("tcp", g.address["proxy"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, "GET /endless HTTP/1.1\r\nHost: gateway\r\nFencing-Lease: "+lease+"\r\nFencing-Token: 42\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	last, still := int64(0), 0
+	eventually(t, "every buffer on the way is full", func() bool {
+		if now := sent.Load(); now != last || now == 0 {
+			last, still = now, 0
+		}
+		still++
+		return still > 50
+	})
+	if !inFlight("1") {
+		t.Error("the call is not in flight")
+	}
+	if tcp, ok := conn.(*net.TCPConn); !ok || tcp.CloseWrite() != nil {
+		t.Fatal("the caller's side does not close")
+	}
+	eventually(t, "the call has ended", func() bool { return inFlight("0") })
 }
 
 // uncut is what the partner saw but for the ends of calls that were cut off.

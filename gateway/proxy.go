@@ -93,6 +93,10 @@ type passage struct {
 	// status and reason are what the caller was told.
 	status int
 	reason fence.Reason
+
+	mu sync.Mutex
+	// over tells that the call has been answered.
+	over bool
 }
 
 type passageKey struct{}
@@ -137,8 +141,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
 		defer timer.Stop()
 	}
-	defer p.hurry(ctx, w)()
-	if p.maxBody > 0 {
+	defer context.AfterFunc(ctx, func() { p.hurry(w, c) })()
+	defer c.leave()
+	if p.maxBody > 0 && r.ContentLength < 0 { // a length that is given has been looked at
 		r.Body = http.MaxBytesReader(w, r.Body, p.maxBody)
 	}
 	var digest []byte
@@ -155,6 +160,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer leave()
+	// The server would guess what the partner did not say.
+	w.Header()["Content-Type"] = nil
 	if c.idempotencyKey != "" {
 		if done := p.begin(ctx, w, c, digest, refuse); done {
 			return
@@ -181,21 +188,24 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // hurry bounds what is left of a call once its context has ended. A caller that
 // is stopped would hold it up otherwise: reads from its connection, and writes
 // to it, know nothing of a context.
-func (p *Proxy) hurry(ctx context.Context, w http.ResponseWriter) (done func()) {
-	ran := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(ran)
-		connection := http.NewResponseController(w)
-		// Time to tell it what became of the call is left, after the time that
-		// refuse gives it. A connection that is gone takes no deadline.
-		_ = connection.SetReadDeadline(p.clock.Now())
-		_ = connection.SetWriteDeadline(p.clock.Now().Add(2 * answerLimit))
-	})
-	return func() {
-		if !stop() {
-			<-ran // the writer must not be touched once the call is over
-		}
+func (p *Proxy) hurry(w http.ResponseWriter, c *passage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over { // the writer must not be touched any more
+		return
 	}
+	connection := http.NewResponseController(w)
+	// Time to tell it what became of the call is left, after the time that
+	// refuse gives it. A connection that is gone takes no deadline.
+	_ = connection.SetReadDeadline(p.clock.Now())
+	_ = connection.SetWriteDeadline(p.clock.Now().Add(2 * answerLimit))
+}
+
+// leave notes that the call has been answered.
+func (c *passage) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
 }
 
 // refuseForm refuses requests that no verdict could hold for.

@@ -81,6 +81,23 @@ func TestForwards(t *testing.T) {
 	}
 }
 
+// TestContentTypeIsThePartners: where the partner names none, nor does the
+// gateway, of an answer as of a recorded one.
+func TestContentTypeIsThePartners(t *testing.T) {
+	t.Parallel()
+	p := newPartner(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		_, _ = io.WriteString(w, "<html>")
+	})
+	g := start(t, p.URL)
+	for _, name := range []string{"an answer", "a recorded one"} {
+		a := g.call(t, http.MethodPost, "/", "", stamped("42", HeaderIdempotencyKey, "one"))
+		if values, ok := a.header["Content-Type"]; ok || a.status != http.StatusOK || a.body != "<html>" {
+			t.Errorf("%s: %d %q with Content-Type %q", name, a.status, a.body, values)
+		}
+	}
+}
+
 // TestStreams: an answer is passed on as it comes, not once it has ended.
 func TestStreams(t *testing.T) {
 	t.Parallel()
@@ -305,6 +322,9 @@ func TestSlowCaller(t *testing.T) {
 			a := raw(t, g.address["proxy"], c.request)
 			if a.status != c.status || a.reason != c.reason {
 				t.Errorf("%d %s, want %d %s: %s", a.status, a.reason, c.status, c.reason, a.body)
+			}
+			if strings.Contains(a.body, g.address["proxy"]) {
+				t.Errorf("it is told addresses: %s", a.body)
 			}
 			if c.arrives {
 				eventually(t, "the partner sees it cut off", func() bool {

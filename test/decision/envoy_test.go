@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	rpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -309,6 +310,28 @@ func TestEnvoyGRPC(t *testing.T)        { testDoor(t, envoyGRPC) }
 func TestEnvoyGRPCFailing(t *testing.T) { testFailing(t, envoyGRPC) }
 func TestEnvoyHTTP(t *testing.T)        { testDoor(t, envoyHTTP) }
 func TestEnvoyHTTPFailing(t *testing.T) { testFailing(t, envoyHTTP) }
+
+// TestEnvoyGRPCErrors: no call passes where the RPC itself ends with an error.
+func TestEnvoyGRPCErrors(t *testing.T) {
+	f := newFixture(t)
+	for _, code := range []codes.Code{codes.Unavailable, codes.Internal, codes.Unimplemented, codes.DeadlineExceeded, codes.PermissionDenied} {
+		failing := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return rpcstatus.Error(code, "failing") }))
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- failing.Serve(listener) }()
+		d := envoyGRPC(t, listener.Addr().String(), listener.Addr().String(), f.partner.address)
+		if got := f.call(t, d, http.MethodPost, f.head("42")); got != d.silent {
+			t.Errorf("%s: %+v, want %+v", code, got, d.silent)
+		}
+		failing.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
 
 // TestEnvoyCheck: what Envoy gets for a call is this, byte for byte, and never
 // an error of the RPC, which Envoy may be told to let pass.
