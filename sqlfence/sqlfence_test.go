@@ -5,10 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,6 +29,8 @@ import (
 )
 
 const lease = "shop/orders"
+
+var levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
 // holder presents a fixed token.
 type holder fence.Token
@@ -270,7 +275,8 @@ func TestEveryPath(t *testing.T) {
 
 // TestPerRow: the column of each row names its lease.
 func TestPerRow(t *testing.T) {
-	d := newDatabase(t, `CREATE TABLE jobs (id int PRIMARY KEY, lease text, n int)`, `INSERT INTO jobs VALUES (1, 'shop/orders', 1), (2, 'shop/other', 1), (3, NULL, 1)`)
+	d := newDatabase(t, `CREATE TABLE kinds (id int PRIMARY KEY)`, `CREATE TABLE jobs (id int PRIMARY KEY, lease text, n int, kind int REFERENCES kinds)`,
+		`INSERT INTO jobs VALUES (1, 'shop/orders', 1), (2, 'shop/other', 1), (3, NULL, 1)`)
 	app := d.connect("app")
 	statement, err := sqlfence.GuardSQL("jobs", "", "lease")
 	if err != nil {
@@ -293,6 +299,11 @@ func TestPerRow(t *testing.T) {
 		"a row that leaves it":             {42, `UPDATE jobs SET lease = NULL WHERE id = 1`, sqlfence.CodeUnstamped},
 		"a row that goes to another":       {42, `UPDATE jobs SET lease = 'shop/other' WHERE id = 1`, sqlfence.CodeUnstamped},
 		"truncate has no row":              {42, `TRUNCATE jobs`, sqlfence.CodeUnstamped},
+		"truncate with nothing":            {0, `TRUNCATE jobs`, sqlfence.CodeUnstamped},
+		"a stale truncate":                 {41, `TRUNCATE jobs`, sqlfence.CodeStale},
+		"truncate from a parent":           {42, `TRUNCATE kinds CASCADE`, sqlfence.CodeUnstamped},
+		"that with nothing":                {0, `TRUNCATE kinds CASCADE`, sqlfence.CodeUnstamped},
+		"a stale one from a parent":        {41, `TRUNCATE kinds CASCADE`, sqlfence.CodeStale},
 		"delete":                           {42, `DELETE FROM jobs WHERE id = 1`, "passes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -365,7 +376,7 @@ func TestJudge(t *testing.T) {
 // transaction of an older one, and then shuts it out; both orders, at every
 // isolation level.
 func TestOlderTransactionsFinishFirst(t *testing.T) {
-	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+	for _, level := range levels {
 		t.Run(strings.ReplaceAll(string(level), " ", "-"), func(t *testing.T) {
 			d := newDatabase(t, `CREATE TABLE orders (n int)`)
 			a, b := d.connect("app"), d.connect("app")
@@ -550,14 +561,12 @@ func TestStoppedHolder(t *testing.T) {
 }
 
 // TestCommitOrder: random transactions with old and new tokens, with aborts
-// and savepoints, at every isolation level. Each writes its token under the
-// lock that it holds until it commits, into one row that all of them update:
-// the history of that row is the order of commits.
+// and savepoints, at every isolation level. Each takes a position in the log
+// under the lock that it holds until it commits: the log is in the order of
+// commits.
 func TestCommitOrder(t *testing.T) {
-	d := newDatabase(t, `CREATE TABLE log (at bigint GENERATED ALWAYS AS IDENTITY, token bigint)`, `CREATE TABLE turn (n bigint)`, `INSERT INTO turn VALUES (0)`)
+	d := newDatabase(t, logged...)
 	app := d.connect("app")
-	d.exec(app, `SELECT fence.guard('log', lease => 'shop/orders')`)
-	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 	var newest sync.Map
 	newest.Store("token", int64(1))
 	var wg sync.WaitGroup
@@ -589,7 +598,7 @@ func TestCommitOrder(t *testing.T) {
 						}
 					}
 					// The position is taken while the lease's row is locked.
-					if _, err := tx.Exec(t.Context(), `INSERT INTO log (token) VALUES ($1)`, token); err != nil {
+					if _, err := tx.Exec(t.Context(), changes[(worker+round)%len(changes)], token); err != nil {
 						return err
 					}
 					if round%4 == 0 {
@@ -604,23 +613,134 @@ func TestCommitOrder(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	rows, err := app.Query(t.Context(), `SELECT token FROM log ORDER BY at`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tokens, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		t.Fatal(err)
-	}
+	tokens := d.log(app)
 	if len(tokens) < 20 || tokens[0] == tokens[len(tokens)-1] {
 		t.Fatalf("%d transactions committed, from %v: too few to tell", len(tokens), tokens)
 	}
+	t.Logf("%d transactions committed, tokens %d to %d", len(tokens), tokens[0], tokens[len(tokens)-1])
+}
+
+// logged are a guarded table to insert into and one to update, each of whose
+// changes takes a position in the log. A position is taken under the lease's
+// lock.
+var logged = []string{
+	`CREATE TABLE log (at bigint GENERATED ALWAYS AS IDENTITY, token bigint)`,
+	`CREATE TABLE turn (n bigint)`, `INSERT INTO turn VALUES (0)`,
+	`CREATE FUNCTION log_turn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO log (token) VALUES (new.n); RETURN NULL; END $$`,
+	`CREATE TRIGGER log_turn AFTER UPDATE ON turn FOR EACH ROW EXECUTE FUNCTION log_turn()`,
+	`SELECT fence.guard('log', lease => 'shop/orders')`, `SELECT fence.guard('turn', lease => 'shop/orders')`,
+}
+
+var changes = []string{`INSERT INTO log (token) VALUES ($1)`, `UPDATE turn SET n = $1`}
+
+// log gives the tokens of the committed changes in their order, in which none
+// may be lower than one before it.
+func (d *database) log(conn *pgx.Conn) []int64 {
+	d.Helper()
+	rows, err := conn.Query(d.Context(), `SELECT token FROM log ORDER BY at`)
+	if err != nil {
+		d.Fatal(err)
+	}
+	tokens, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		d.Fatal(err)
+	}
 	for i := 1; i < len(tokens); i++ {
 		if tokens[i] < tokens[i-1] {
-			t.Fatalf("the token went from %d to %d", tokens[i-1], tokens[i])
+			d.Fatalf("the token went from %d to %d", tokens[i-1], tokens[i])
 		}
 	}
-	t.Logf("%d transactions committed, tokens %d to %d", len(tokens), tokens[0], tokens[len(tokens)-1])
+	return tokens
+}
+
+// session is a transaction whose statements are let go one by one.
+type session struct {
+	conn  *pgx.Conn
+	pid   uint32
+	steps []string
+	done  chan error
+	// waits is set while a statement waits for the other session.
+	waits bool
+}
+
+// step lets the next statement go, or looks after the one that waits, and
+// returns once it has ended or waits for a lock.
+func (s *session) step(d *database, watch *pgx.Conn) {
+	if !s.waits {
+		statement := s.steps[0]
+		s.steps, s.waits = s.steps[1:], true
+		go func() {
+			_, err := s.conn.Exec(d.Context(), statement)
+			s.done <- err
+		}()
+	}
+	for {
+		select {
+		case err := <-s.done:
+			s.waits = false
+			if err != nil && len(s.steps) > 0 {
+				s.steps = []string{"ROLLBACK"}
+			}
+			return
+		default:
+		}
+		var blocked bool
+		if err := watch.QueryRow(d.Context(), `SELECT cardinality(pg_blocking_pids($1)) > 0`, s.pid).Scan(&blocked); err != nil {
+			d.Fatal(err)
+		}
+		if blocked {
+			return
+		}
+	}
+}
+
+// TestInterleavings runs the statements of a holder's transaction and of its
+// successor's in a thousand random orders, one statement after the other.
+func TestInterleavings(t *testing.T) {
+	d := newDatabase(t, logged...)
+	app, watch := d.connect("app"), d.connect("app")
+	seed := time.Now().UnixNano()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(uint64(seed), 0)) //nolint:gosec // any will do
+	connections := []*pgx.Conn{d.connect("app"), d.connect("app")}
+	var outcomes [3]int // of the older one alone, of the newer one alone, of both
+	for round := range int64(1000) {
+		sessions := make([]*session, 2)
+		tokens := []int64{2*round + 1, 2*round + 2}
+		level, change := levels[random.IntN(len(levels))], changes[random.IntN(len(changes))]
+		for i, conn := range connections {
+			write := strings.Replace(change, "$1", strconv.FormatInt(tokens[i], 10), 1)
+			sessions[i] = &session{conn: conn, pid: conn.PgConn().PID(), done: make(chan error, 1), steps: []string{
+				"BEGIN ISOLATION LEVEL " + string(level), "SELECT count(*) FROM log",
+				fmt.Sprintf("SELECT fence.present('%s', %d)", lease, tokens[i]), write, write, "COMMIT",
+			}}
+			if random.IntN(2) == 0 { // the snapshot comes with present, not before
+				sessions[i].steps = slices.Delete(sessions[i].steps, 1, 2)
+			}
+		}
+		for {
+			open := slices.DeleteFunc(slices.Clone(sessions), func(s *session) bool { return len(s.steps) == 0 && !s.waits })
+			if len(open) == 0 {
+				break
+			}
+			open[random.IntN(len(open))].step(d, watch)
+		}
+		committed := d.log(app)
+		older, newer := slices.Contains(committed, tokens[0]), slices.Contains(committed, tokens[1])
+		switch {
+		case older && newer:
+			outcomes[2]++
+		case newer:
+			outcomes[1]++
+		case older:
+			outcomes[0]++
+		}
+		d.exec(app, `BEGIN; SELECT fence.present('shop/orders', `+strconv.FormatInt(tokens[1], 10)+`); TRUNCATE log; COMMIT`)
+	}
+	t.Logf("the older one alone committed %d times, the newer one alone %d times, both %d times", outcomes[0], outcomes[1], outcomes[2])
+	if outcomes[1] < 50 || outcomes[2] < 50 {
+		t.Error("too few of a kind to tell")
+	}
 }
 
 // TestPooling: behind a proxy that pools by transaction, with one server
@@ -858,6 +978,9 @@ func TestVerify(t *testing.T) {
 	d.exec(app, `CREATE TABLE heir_later () INHERITS (base)`)
 	d.exec(app, `SELECT fence.guard('source', lease_column => 'n')`)
 	d.exec(app, `ALTER TABLE source DISABLE TRIGGER fence_write`)
+	d.exec(app, `CREATE TABLE emptied (n int)`)
+	d.exec(app, `SELECT fence.guard('emptied', lease => 'shop/orders')`)
+	d.exec(app, `ALTER TABLE emptied DISABLE TRIGGER fence_truncate`)
 	d.exec(app, `SELECT fence.present('shop/orders', 42)`)
 	report, err := sqlfence.Verify(t.Context(), app)
 	if err != nil {
@@ -870,7 +993,7 @@ func TestVerify(t *testing.T) {
 	if guarded["parent"] != "lease shop/orders" || guarded["source"] != "column n" {
 		t.Errorf("guarded: %v", guarded)
 	}
-	for table, problem := range map[string]string{"orders": "refers to the guarded table parent", "heir_later": "child of a guarded table", "source": "is disabled"} {
+	for table, problem := range map[string]string{"orders": "refers to the guarded table parent", "heir_later": "child of a guarded table", "source": "is disabled", "emptied": "TRUNCATE is not guarded"} {
 		found := false
 		for _, f := range findings {
 			found = found || f.Table == table && strings.Contains(f.Problem, problem)
@@ -882,6 +1005,60 @@ func TestVerify(t *testing.T) {
 	d.exec(d.connect("postgres"), sqlfence.Uninstall)
 	if err := d.in(app, 0, `INSERT INTO parent VALUES (99)`); err != nil {
 		t.Errorf("after the fence is gone: %v", err)
+	}
+}
+
+// TestDump: a dump that is restored is fenced as before. Data that is restored
+// with the triggers disabled gets past them, and they do not come back whole:
+// verify says so, and guard mends it.
+func TestDump(t *testing.T) {
+	d := newDatabase(t, `CREATE TABLE orders (n int)`)
+	app := d.connect("app")
+	d.exec(app, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+	if err := d.in(app, 42, `INSERT INTO orders VALUES (1)`); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "dump")
+	run := func(program string, args ...string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), pgtest.Need(t, program), args...).CombinedOutput()
+		if strings.Contains(string(out), "server version mismatch") {
+			t.Skipf("%s", out) // another version's server with this machine's programs
+		}
+		if err != nil {
+			t.Fatalf("%s %v: %v\n%s", program, args, err, out)
+		}
+	}
+	run("pg_dump", "--format=custom", "--file="+file, server.URL("postgres", d.name))
+	d.exec(d.connect("postgres"), "CREATE DATABASE restored")
+	run("pg_restore", "--dbname="+server.URL("postgres", "restored"), file)
+
+	restored := &database{T: t, name: "restored"}
+	app = restored.connect("app")
+	findings := func() []sqlfence.Finding {
+		t.Helper()
+		report, err := sqlfence.Verify(t.Context(), app)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.Recorded[lease] != 42 || report.Guarded["orders"] != "lease shop/orders" {
+			t.Errorf("%+v", report)
+		}
+		return report.Findings
+	}
+	if f := findings(); len(f) > 0 {
+		t.Errorf("after a restore: %v", f)
+	}
+	if err := restored.in(app, 41, `INSERT INTO orders VALUES (41)`); code(err) != sqlfence.CodeStale {
+		t.Errorf("after a restore 41 writes: %v", err)
+	}
+	run("pg_restore", "--data-only", "--disable-triggers", "--table=orders", "--dbname="+server.URL("postgres", "restored"), file)
+	if f := findings(); len(f) != 2 || f[0].Table != "orders" || f[1].Table != "orders" {
+		t.Errorf("after a restore with the triggers disabled: %v", f)
+	}
+	d.exec(app, `SELECT fence.guard('orders', lease => 'shop/orders')`)
+	if f := findings(); len(f) > 0 {
+		t.Errorf("guarded again: %v", f)
 	}
 }
 
