@@ -24,7 +24,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -165,6 +164,15 @@ func TestTokens(t *testing.T) {
 		s.expect(s.patch("guarded", "", "malformed"+text, map[string]any{fence.AnnotationToken: text}), fence.MalformedToken)
 	}
 	s.expect(s.patch("guarded", "", "", nil), fence.Unstamped)
+	// By header; HTTP itself takes blanks off its ends, and no line ends.
+	byHeader := func(text string) error {
+		return s.Impersonating(s, "amy", map[string][]string{fence.ExtraToken: {text}}).Patch(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: "guarded"}},
+			client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"data":{"by":%q}}`, "header "+text)))
+	}
+	s.expect(byHeader("42"), "")
+	for _, text := range []string{"", "+42", "-1", "0", "042", "0x2a", "4_2", "42.0", "4e1", "4 2", "٤٢", "４２", "1234567890123456789", "12345678901234567890", strings.Repeat("9", 10_000)} {
+		s.expect(byHeader(text), fence.MalformedToken)
+	}
 }
 
 // TestLargeObjects: what is as large as the API server stores is judged, and a
@@ -237,10 +245,7 @@ func (s *scene) markNamespace() {
 func TestBypassLeavesAnEvent(t *testing.T) {
 	s := newScene(t)
 	s.configMap("tried")
-	cfg := rest.CopyConfig(s.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "amy", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraBypass: {"incident 7"}}}
-	amy, err := client.New(cfg, client.Options{Scheme: s.Scheme})
-	s.must(err)
+	amy := s.Impersonating(s, "amy", map[string][]string{fence.ExtraBypass: {"incident 7"}})
 	remove := func(c client.Client, name string) error {
 		return c.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: name}})
 	}

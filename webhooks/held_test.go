@@ -24,7 +24,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -113,14 +112,11 @@ func startHolding(t *testing.T) *holdingWebhook {
 // slow gives a client of slowUser that presents a token by header, or none.
 func (s *scene) slow(token string) client.Client {
 	s.Helper()
-	cfg := rest.CopyConfig(s.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: slowUser, Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {token}}}
-	if token == "" {
-		cfg.Impersonate.Extra = nil
+	var extra map[string][]string
+	if token != "" {
+		extra = map[string][]string{fence.ExtraToken: {token}}
 	}
-	c, err := client.New(cfg, client.Options{Scheme: s.Scheme})
-	s.must(err)
-	return c
+	return s.Impersonating(s, slowUser, extra)
 }
 
 func deployment(namespace, name string) *appsv1.Deployment {

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -96,10 +95,7 @@ func TestHistory(t *testing.T) {
 		if c, ok := clients.Load(token); ok {
 			return c.(crclient.Client)
 		}
-		cfg := rest.CopyConfig(e.Config)
-		cfg.Impersonate = rest.ImpersonationConfig{UserName: "writer", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {fmt.Sprint(token)}}}
-		c, err := crclient.New(cfg, crclient.Options{Scheme: e.Scheme})
-		must(err)
+		c := e.Impersonating(t, "writer", map[string][]string{fence.ExtraToken: {fmt.Sprint(token)}})
 		clients.Store(token, c)
 		return c
 	}

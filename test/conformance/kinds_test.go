@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -103,14 +102,11 @@ func (w *workshop) issue(name string) *v1alpha1.FencedLease {
 // as gives an administrator's client that presents a token by header, or none.
 func (w *workshop) as(token string) crclient.Client {
 	w.Helper()
-	cfg := rest.CopyConfig(w.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "writer", Groups: []string{"system:masters"}}
+	var extra map[string][]string
 	if token != "" {
-		cfg.Impersonate.Extra = map[string][]string{fence.ExtraToken: {token}}
+		extra = map[string][]string{fence.ExtraToken: {token}}
 	}
-	c, err := crclient.New(cfg, crclient.Options{Scheme: w.Scheme})
-	w.must(err)
-	return c
+	return w.Impersonating(w, "writer", extra)
 }
 
 // put puts an object under guard, with a record, past the fence.

@@ -357,6 +357,29 @@ func (e *Environment) User(tb testing.TB, name string, groups ...string) client.
 	return c
 }
 
+// Impersonating gives a client of an administrator of another name, whose
+// requests carry extras, as one that presents a token by header does.
+func (e *Environment) Impersonating(tb testing.TB, name string, extra map[string][]string) client.Client {
+	tb.Helper()
+	cfg := rest.CopyConfig(e.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: []string{"system:masters"}, Extra: extra}
+	c, err := client.New(cfg, client.Options{Scheme: e.Scheme})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// Program builds the operator's and the gateway's program for one test.
+func Program(tb testing.TB) string {
+	tb.Helper()
+	program := filepath.Join(tb.TempDir(), "fencedlease")
+	if out, err := exec.CommandContext(tb.Context(), "go", "build", "-o", program, "github.com/fencedlease/fencedlease/cmd/fencedlease").CombinedOutput(); err != nil {
+		tb.Fatalf("build the program: %v\n%s", err, out)
+	}
+	return program
+}
+
 // Grant gives an account the rules in a namespace, or in the whole cluster
 // where the namespace is empty.
 func (e *Environment) Grant(tb testing.TB, namespace, user string, rules ...rbacv1.PolicyRule) {

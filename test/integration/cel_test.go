@@ -65,6 +65,8 @@ func TestFencedLeaseRules(t *testing.T) {
 		"an allowed namespace":                   {patch: `{"spec":{"allowedNamespaces":["*","shop"]}}`},
 		"a namespace that cannot be":             {patch: `{"spec":{"allowedNamespaces":["Shop"]}}`, want: "should match"},
 		"waiting at its most":                    {patch: `{"status":{"waiting":2147483647}}`, status: true},
+		"a token above 32 bits":                  {before: `{"status":{"token":2147483648}}`, patch: `{"status":{"token":4294967296}}`, status: true},
+		"the longest duration":                   {patch: `{"spec":{"leaseDurationSeconds":86400}}`},
 		"waiting comes back to zero":             {before: `{"status":{"waiting":3}}`, patch: `{"status":{"waiting":0}}`, status: true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -26,18 +27,19 @@ import (
 	"github.com/fencedlease/fencedlease/test/env"
 )
 
-// late delays by a second what watches of a resource deliver; of all, where
-// none is named.
+// late delays what watches of a resource deliver, but for what is there when
+// they begin; of all resources, where none is named.
 type late struct {
 	http.RoundTripper
 	resource string
+	by       time.Duration
 }
 
 // lateInformers gives a manager informers that are late.
-func lateInformers(m *ctrl.Options, resource string) {
+func lateInformers(m *ctrl.Options, resource string, by time.Duration) {
 	m.NewCache = func(cfg *rest.Config, o cache.Options) (cache.Cache, error) {
 		cfg = rest.CopyConfig(cfg)
-		cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return late{rt, resource} })
+		cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return late{rt, resource, by} })
 		o.HTTPClient = nil
 		return cache.New(cfg, o)
 	}
@@ -46,7 +48,7 @@ func lateInformers(m *ctrl.Options, resource string) {
 func (l late) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := l.RoundTripper.RoundTrip(r)
 	if err == nil && r.URL.Query().Get("watch") == "true" && strings.HasSuffix(r.URL.Path, l.resource) {
-		response.Body = newLateBody(r.Context(), response.Body, time.Second)
+		response.Body = newLateBody(r.Context(), response.Body, l.by, r.URL.Query().Get("sendInitialEvents") == "true")
 	}
 	return response, err
 }
@@ -64,15 +66,22 @@ type lateBody struct {
 	now    chunk
 }
 
-func newLateBody(ctx context.Context, body io.ReadCloser, by time.Duration) *lateBody {
+func newLateBody(ctx context.Context, body io.ReadCloser, by time.Duration, lists bool) *lateBody {
 	l := &lateBody{Closer: body, ctx: ctx, chunks: make(chan chunk, 10_000)}
 	go func() {
 		defer close(l.chunks)
+		var listed []byte
 		for {
 			data := make([]byte, 64<<10)
 			n, err := body.Read(data)
+			due := time.After(by)
+			if lists {
+				due = time.After(0)
+				listed = append(listed, data[:n]...)
+				lists = !bytes.Contains(listed, []byte(metav1.InitialEventsAnnotationKey))
+			}
 			select {
-			case l.chunks <- chunk{data[:n], err, time.After(by)}:
+			case l.chunks <- chunk{data[:n], err, due}:
 			case <-ctx.Done():
 				return
 			}
@@ -122,7 +131,7 @@ func TestLateInformers(t *testing.T) {
 					failures.Store(args, true)
 				}
 			}, funcr.Options{})
-			lateInformers(m, "")
+			lateInformers(m, "", time.Second)
 		}
 	})
 	const claims = 6
@@ -172,7 +181,7 @@ func TestReleasedClaimStaysReleased(t *testing.T) {
 	start(t, e, func(o *env.Options) { o.Operator = true })
 	start(t, e, func(o *env.Options) {
 		o.Operator = true
-		o.Manager = func(m *ctrl.Options) { lateInformers(m, "leaseclaims") }
+		o.Manager = func(m *ctrl.Options) { lateInformers(m, "leaseclaims", time.Second) }
 	})
 	const claims = 3
 	var last *v1alpha1.LeaseClaim

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -236,6 +238,62 @@ func TestDryRunOfOurOwnKinds(t *testing.T) {
 		}
 		if n := meta.LenList(kind); n > 0 {
 			t.Errorf("%d of %T are left", n, kind)
+		}
+	}
+}
+
+// TestHighestToken: the highest token there can be comes through every client
+// as it is, through those too whose numbers are all floating-point, and what is
+// rounded above it is refused.
+func TestHighestToken(t *testing.T) {
+	const highest = "9007199254740991"
+	e := installed(t)
+	namespace := e.Namespace(t)
+	lease := makeLease(t, e, namespace, v1alpha1.FencedLeaseSpec{})
+	issue(t, e, lease, highest, "a")
+	guarded := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "guarded",
+		Labels: map[string]string{fence.LabelLease: "main"}, Annotations: map[string]string{fence.AnnotationToken: highest}}}
+	if err := e.Admin.Create(t.Context(), guarded); err != nil {
+		t.Fatal(err)
+	}
+	person := e.UserConfig(t, "person", "system:masters")
+	kubectl := func(stdin string, args ...string) string {
+		t.Helper()
+		out, errOut, err := e.Kubectl(t, person, stdin, append([]string{"-n", namespace}, args...)...)
+		if err != nil {
+			t.Fatalf("%v: %v %s", args, err, errOut)
+		}
+		return out
+	}
+	for _, args := range [][]string{
+		{"get", "fencedlease", "main", "-o", "json"}, {"get", "fencedlease", "main", "-o", "yaml"}, {"get", "fencedlease", "main"},
+		{"get", "fencedlease", "main", "-o", "jsonpath={.status.token}"}, {"get", "fencedlease", "main", "-o", "go-template={{.status.token}}"},
+		{"get", "fencedlease", "main", "-o", "custom-columns=T:.status.token"}, {"get", "configmap", "guarded", "-o", "yaml"},
+	} {
+		if out := kubectl("", args...); !strings.Contains(out, highest) {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("FencedLease"))
+	if err := e.Admin.Get(t.Context(), client.ObjectKeyFromObject(lease), u); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, err := unstructured.NestedInt64(u.Object, "status", "token"); err != nil || n != lease.Status.Token {
+		t.Errorf("unstructured: %d, %v", n, err)
+	}
+	var float struct{ Status struct{ Token float64 } }
+	if err := json.Unmarshal([]byte(kubectl("", "get", "fencedlease", "main", "-o", "json")), &float); err != nil || strconv.FormatFloat(float.Status.Token, 'f', -1, 64) != highest {
+		t.Errorf("floating-point: %v, %v", float, err)
+	}
+	// There and back.
+	kubectl(strings.Replace(kubectl("", "get", "configmap", "guarded", "-o", "yaml"), "metadata:", "data:\n  a: b\nmetadata:", 1),
+		"replace", "--as=person", "--as-group=system:masters", "--as-user-extra="+fence.ExtraToken+"="+highest, "-f", "-")
+	for _, rounded := range []string{"9007199254740992", "9.007199254740991e+15", "9.007199254740992e15"} {
+		_, errOut, err := e.Kubectl(t, person, "", "-n", namespace, "label", "configmap", "guarded", "rounded=",
+			"--as=person", "--as-group=system:masters", "--as-user-extra="+fence.ExtraToken+"="+rounded)
+		if err == nil || !strings.Contains(errOut, string(fence.MalformedToken)) {
+			t.Errorf("%s: %v %s", rounded, err, errOut)
 		}
 	}
 }

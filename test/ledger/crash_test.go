@@ -12,17 +12,14 @@ import (
 	"testing"
 
 	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/test/env"
 )
 
 // TestCrash: the process is killed under load, again and again, and never
 // forgets a token whose call has reached the partner.
 func TestCrash(t *testing.T) {
 	const kills, workers, keys = 100, 8, 16
-	dir := t.TempDir()
-	program, file := filepath.Join(dir, "fencedlease"), filepath.Join(dir, "ledger")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/fencedlease").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	program, file := env.Program(t), filepath.Join(t.TempDir(), "ledger")
 	var arrived atomic.Pointer[func(arrivals int)]
 	p := newPartner(t, func(arrivals int, _ *http.Request) {
 		if f := arrived.Load(); f != nil {

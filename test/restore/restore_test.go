@@ -15,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -27,8 +26,8 @@ import (
 
 var blocks = regexp.MustCompile("(?s)<!-- run -->\n```sh\n(.*?)```")
 
-// commands gives the commands of a part of the page.
-func commands(t *testing.T, from, to string) string {
+// commands gives the commands of a part of the page, block by block.
+func commands(t *testing.T, from, to string) (scripts []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/backup.md")
 	if err != nil {
@@ -39,17 +38,23 @@ func commands(t *testing.T, from, to string) string {
 	if !found || !end {
 		t.Fatalf("the page has no %q and %q", from, to)
 	}
-	var script strings.Builder
 	for _, m := range blocks.FindAllStringSubmatch(part, -1) {
-		script.WriteString(m[1])
+		scripts = append(scripts, m[1])
 	}
-	if script.Len() == 0 {
+	if len(scripts) == 0 {
 		t.Fatalf("%s shows no commands", from)
 	}
-	return script.String()
+	return scripts
 }
 
 func run(t *testing.T, e *env.Environment, dir, script string) {
+	t.Helper()
+	if out, err := try(t, e, dir, script); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func try(t *testing.T, e *env.Environment, dir, script string) (string, error) {
 	t.Helper()
 	data, err := controlplane.KubeConfig(e.Config)
 	if err != nil {
@@ -62,9 +67,8 @@ func run(t *testing.T, e *env.Environment, dir, script string) {
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+file, "PATH="+e.Assets+":"+os.Getenv("PATH"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 const namespace = "shop"
@@ -84,12 +88,7 @@ func acquire(t *testing.T, e *env.Environment, identity string) *client.Held {
 // write writes the guarded object with a token by header.
 func write(t *testing.T, e *env.Environment, token fence.Token, patch string) error {
 	t.Helper()
-	cfg := rest.CopyConfig(e.Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "admin", Groups: []string{"system:masters"}, Extra: map[string][]string{fence.ExtraToken: {token.String()}}}
-	c, err := crclient.New(cfg, crclient.Options{Scheme: e.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := e.Impersonating(t, "admin", map[string][]string{fence.ExtraToken: {token.String()}})
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plan"}}
 	return c.Patch(t.Context(), o, crclient.RawPatch(types.MergePatchType, []byte(patch)))
 }
@@ -117,7 +116,7 @@ func TestRestore(t *testing.T) {
 	must(before.Admin.Create(t.Context(), plan))
 	held := acquire(t, before, "first")
 	must(write(t, before, held.Token(), record(held.Token())))
-	run(t, before, dir, commands(t, "## Backup", "## Restore into another cluster, or a new etcd"))
+	run(t, before, dir, strings.Join(commands(t, "## Backup", "## Restore into another cluster, or a new etcd"), ""))
 
 	// The world goes on: more hand-overs, that the backup knows nothing of.
 	must(held.Release(t.Context()))
@@ -128,7 +127,18 @@ func TestRestore(t *testing.T) {
 	// A new cluster, where nothing of ours runs while objects come back.
 	after := env.Start(t, env.Options{Bare: true})
 	must(after.Admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
-	run(t, after, dir, commands(t, "## Restore into another cluster, or a new etcd", "## Restore etcd in place"))
+	steps := commands(t, "## Restore into another cluster, or a new etcd", "## Restore etcd in place")
+	if len(steps) != 2 {
+		t.Fatalf("%d steps, want two", len(steps))
+	}
+	// Where the annotations were stripped, and no object tells either, the
+	// second step does not guess.
+	run(t, after, dir, steps[0]+`mv guarded.yaml kept.yaml; kubectl annotate fencedlease main --namespace=shop fencedlease.io/last-token-`)
+	if out, err := try(t, after, dir, steps[1]); err == nil || !strings.Contains(out, "the backup holds no token") {
+		t.Errorf("without any token: %v\n%s", err, out)
+	}
+	run(t, after, dir, `mv kept.yaml guarded.yaml; kubectl delete --namespace=shop fencedlease/main configmap/plan`)
+	run(t, after, dir, steps[0]+steps[1])
 	must(after.Install(t.Context(), everything))
 
 	again := acquire(t, after, "again")
