@@ -50,14 +50,23 @@ var ExemptUsers = []string{
 	"system:serviceaccount:kube-system:ttl-controller",
 }
 
-// Exempt gives the exempt users of an installation: the control plane's, the
-// operator's account in its own namespace, and those that are added.
-func Exempt(operatorNamespace string, more ...string) []string {
-	users := make([]string, len(ExemptUsers), len(ExemptUsers)+len(more))
-	for i, user := range ExemptUsers {
-		users[i] = strings.Replace(user, ":fencedlease-system:", ":"+operatorNamespace+":", 1)
+// Exempt gives the exempt users of an installation: the control plane's but for
+// those that are judged all the same, the operator's account in its own
+// namespace, and those that are added.
+func Exempt(operatorNamespace string, added, judged []string) []string {
+	users := make([]string, 0, len(ExemptUsers)+len(added))
+	for _, user := range ExemptUsers {
+		if !slices.Contains(judged, user) {
+			users = append(users, strings.Replace(user, ":fencedlease-system:", ":"+operatorNamespace+":", 1))
+		}
 	}
-	return append(users, more...)
+	return append(users, added...)
+}
+
+// MayJudge tells whether a user is one of ExemptUsers that an installation may
+// take off: every one but the operator.
+func MayJudge(user string) bool {
+	return slices.Contains(ExemptUsers, user) && !strings.HasPrefix(user, "system:serviceaccount:fencedlease-system:")
 }
 
 // ExemptGroups are exempt too.

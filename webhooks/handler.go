@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -58,6 +60,11 @@ func (h *handler) Handle(ctx context.Context, req admission.Request) admission.R
 		return admission.Errored(http.StatusInternalServerError, fmt.Errorf("the fence could not judge the write and rejects it: %w; try again", err))
 	}
 	decision := decisionOf(v)
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		span.SetAttributes(
+			attribute.String("fencedlease.lease", v.lease), attribute.Int64("fencedlease.token", int64(v.token)),
+			attribute.String("fencedlease.decision", decision), attribute.String("fencedlease.reason", string(v.reason)))
+	}
 	decisions.WithLabelValues(decision, string(v.reason), pathOf(r)).Inc()
 	switch decision {
 	case decisionDenied:

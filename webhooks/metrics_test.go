@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/test/env"
 )
 
 // scraped sums a metric over the series with the given labels.
@@ -67,7 +68,9 @@ func TestUnstampedWarned(t *testing.T) {
 
 // TestCertificateExpiry: the metric is when the served certificate ends.
 func TestCertificateExpiry(t *testing.T) {
-	e := served(t)
+	// The metric is of the process's last webhook, and another test may have
+	// started and stopped one.
+	e := env.Start(t, env.Options{Webhook: true})
 	data, err := os.ReadFile(filepath.Join(e.Webhook.LocalServingCertDir, "tls.crt"))
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,10 @@
 package webhooks
 
 import (
+	"net/http"
+
+	"go.opentelemetry.io/otel/trace"
+	"k8s.io/component-base/tracing"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -28,8 +32,11 @@ type Options struct {
 	// OperatorNamespace is the operator's own.
 	OperatorNamespace string
 	// ExemptUsers are principals that the installation exempts besides
-	// ExemptUsers of this package.
-	ExemptUsers []string
+	// ExemptUsers of this package, and JudgedUsers those of them that it does
+	// not.
+	ExemptUsers, JudgedUsers []string
+	// Tracing traces requests to the webhook. Nil means that nothing does.
+	Tracing trace.TracerProvider
 	// Clock is what latencies are measured by. Nil means the real one.
 	Clock clock.PassiveClock
 }
@@ -41,9 +48,13 @@ func SetupWithManager(mgr ctrl.Manager, o Options) error {
 	}
 	certificate.follow(mgr.GetWebhookServer())
 	recorder := mgr.GetEventRecorder("fencedlease-webhook")
-	mgr.GetWebhookServer().Register(path, &admission.Webhook{Handler: &handler{
+	var hook http.Handler = &admission.Webhook{Handler: &handler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), mapper: mgr.GetRESTMapper(),
-		events: recorder, clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers...), rejections: newRejections(recorder, o.Clock),
-	}})
+		events: recorder, clock: o.Clock, exempt: Exempt(o.OperatorNamespace, o.ExemptUsers, o.JudgedUsers), rejections: newRejections(recorder, o.Clock),
+	}}
+	if o.Tracing != nil {
+		hook = tracing.WithTracing(hook, o.Tracing, path)
+	}
+	mgr.GetWebhookServer().Register(path, hook)
 	return nil
 }

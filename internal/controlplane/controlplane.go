@@ -144,6 +144,9 @@ func (cp *ControlPlane) Operator() (*rest.Config, error) {
 	return cp.User(OperatorUser, "system:serviceaccounts", "system:serviceaccounts:"+OperatorNamespace)
 }
 
+// EtcdURL is where etcd listens.
+func (cp *ControlPlane) EtcdURL() string { return cp.env.ControlPlane.Etcd.URL.String() }
+
 // APIServerStop ends kube-apiserver; APIServerStart starts it again on the
 // same address with the same data.
 func (cp *ControlPlane) APIServerStop() error { return cp.env.ControlPlane.APIServer.Stop() }

@@ -179,7 +179,7 @@ func (o *Options) shippedHooks(folder string) ([]admissionv1.ValidatingWebhook, 
 	if err := yaml.UnmarshalStrict(data, configuration); err != nil {
 		return nil, fmt.Errorf("config/%s/manifests.yaml: %w", folder, err)
 	}
-	notExempt := policy.NotExempt(policy.Options{OperatorNamespace: o.Namespace, ExemptUsers: webhooks.Exempt(o.Namespace, o.ExemptUsers...), ExemptGroups: webhooks.ExemptGroups})
+	notExempt := policy.NotExempt(policy.Options{OperatorNamespace: o.Namespace, ExemptUsers: webhooks.Exempt(o.Namespace, o.ExemptUsers, o.JudgedUsers), ExemptGroups: webhooks.ExemptGroups})
 	for i := range configuration.Webhooks {
 		hook := &configuration.Webhooks[i]
 		hook.ClientConfig.Service.Name = o.ServiceName

@@ -13,6 +13,8 @@ import (
 
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
 	"github.com/spf13/pflag"
+	"go.opentelemetry.io/otel/sdk/resource"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -22,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/tracing"
+	tracingv1 "k8s.io/component-base/tracing/api/v1"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -73,8 +77,14 @@ type Options struct {
 	// ServiceName and SecretName are the webhook's Service and the Secret of
 	// self-managed certificates.
 	ServiceName, SecretName string
-	// ExemptUsers are further principals whose unstamped writes pass.
-	ExemptUsers []string
+	// ExemptUsers are further principals whose unstamped writes pass, and
+	// JudgedUsers those of the control plane whose do not.
+	ExemptUsers, JudgedUsers []string
+	// TracingEndpoint is the host:port of an OpenTelemetry collector that takes
+	// OTLP by gRPC without TLS; empty means no traces. TracingRate is how many
+	// of a million requests that nobody else began to trace are traced.
+	TracingEndpoint string
+	TracingRate     int32
 	// QPS bounds the requests per second to the API server.
 	QPS float32
 	// ShutdownTimeout bounds the drain at the end.
@@ -116,6 +126,9 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ServiceName, "webhook-service", o.ServiceName, "the webhook's Service, for the certificate's name")
 	flags.StringVar(&o.SecretName, "webhook-secret", o.SecretName, "the Secret of self-managed certificates")
 	flags.StringSliceVar(&o.ExemptUsers, "exempt-user", o.ExemptUsers, "further user whose unstamped writes pass (repeatable)")
+	flags.StringSliceVar(&o.JudgedUsers, "judged-user", o.JudgedUsers, "user of the control plane that is judged all the same (repeatable)")
+	flags.StringVar(&o.TracingEndpoint, "tracing-endpoint", o.TracingEndpoint, "host:port of an OpenTelemetry collector (OTLP by gRPC, without TLS; default: no traces)")
+	flags.Int32Var(&o.TracingRate, "tracing-sampling-rate-per-million", o.TracingRate, "how many of a million requests are traced besides those that the API server traces")
 	flags.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "requests per second to the API server")
 	flags.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", o.ShutdownTimeout, "bound of the drain at the end")
 }
@@ -131,10 +144,17 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--certificates=%q: must be %s or %s", o.Certificates, CertificatesSelfManaged, CertificatesFiles)
 	case o.Webhook && o.CertDir == "":
 		return errors.New("--webhook-cert-dir: must name a folder")
+	case o.TracingRate < 0 || o.TracingRate > 1_000_000:
+		return fmt.Errorf("--tracing-sampling-rate-per-million=%d: must be from 0 to 1000000", o.TracingRate)
 	case o.QPS < 1 || o.QPS > 10000:
 		return fmt.Errorf("--kube-api-qps=%v: must be from 1 to 10000", o.QPS)
 	case o.ShutdownTimeout < 0 || o.ShutdownTimeout > 10*time.Minute:
 		return fmt.Errorf("--shutdown-timeout=%v: must be from 0s to 10m", o.ShutdownTimeout)
+	}
+	for _, user := range o.JudgedUsers {
+		if !webhooks.MayJudge(user) {
+			return fmt.Errorf("--judged-user=%q: is no principal of the control plane that is exempt", user)
+		}
 	}
 	return nil
 }
@@ -157,6 +177,19 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	// Leader election must not queue behind the operator's own requests.
 	elections := rest.CopyConfig(cfg)
 	elections.QPS, elections.Burst = 10, 20
+	traces, err := o.traces(ctx)
+	if err != nil {
+		return err
+	}
+	if traces != nil {
+		defer func() {
+			// What is still queued; a collector that is gone holds nobody up.
+			flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_ = traces.Shutdown(flush)
+		}()
+		cfg.Wrap(tracing.WrapperFor(traces))
+	}
 	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
 		Scheme: Scheme(),
 		// Secrets are read in the operator's own namespace alone.
@@ -181,11 +214,14 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err := controllers.SetupWithManager(mgr, controllers.Options{OperatorNamespace: o.Namespace}); err != nil { //nolint:contextcheck // its indexes outlive ctx
 		return fmt.Errorf("set up the controllers: %w", err)
 	}
+	if err := mgr.Add(&ownership{client: mgr.GetClient(), live: mgr.GetAPIReader(), namespace: o.Namespace}); err != nil {
+		return err
+	}
 	certificates := make(chan struct{})
 	failed := make(chan error, 1)
 	serving := healthz.Ping
 	if o.Webhook {
-		if serving, err = o.setupWebhook(mgr, certificates, failed); err != nil {
+		if serving, err = o.setupWebhook(mgr, traces, certificates, failed); err != nil {
 			return err
 		}
 	}
@@ -218,7 +254,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 
 // setupWebhook registers the webhook once certificates are there, on every
 // replica, leader or not, and gives its readiness.
-func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, failed chan<- error) (healthz.Checker, error) {
+func (o *Options) setupWebhook(mgr ctrl.Manager, traces tracing.TracerProvider, certificates chan struct{}, failed chan<- error) (healthz.Checker, error) {
 	hooks, err := o.shippedHooks("webhook")
 	if err != nil {
 		return nil, err
@@ -263,7 +299,7 @@ func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, fai
 	}
 	go func() {
 		<-certificates
-		if err := webhooks.SetupWithManager(mgr, webhooks.Options{OperatorNamespace: o.Namespace, ExemptUsers: o.ExemptUsers}); err != nil {
+		if err := webhooks.SetupWithManager(mgr, webhooks.Options{OperatorNamespace: o.Namespace, ExemptUsers: o.ExemptUsers, JudgedUsers: o.JudgedUsers, Tracing: traces}); err != nil {
 			failed <- fmt.Errorf("set up the webhook: %w", err)
 		}
 	}()
@@ -275,6 +311,19 @@ func (o *Options) setupWebhook(mgr ctrl.Manager, certificates chan struct{}, fai
 			return errors.New("no certificates yet")
 		}
 	}, nil
+}
+
+// traces gives where traces go, nil where none are wanted.
+func (o *Options) traces(ctx context.Context) (tracing.TracerProvider, error) {
+	if o.TracingEndpoint == "" {
+		return nil, nil //nolint:nilnil // none is wanted
+	}
+	name := resource.WithAttributes(semconv.ServiceName("fencedlease"))
+	provider, err := tracing.NewProvider(ctx, &tracingv1.TracingConfiguration{Endpoint: &o.TracingEndpoint, SamplingRatePerMillion: &o.TracingRate}, nil, []resource.Option{name})
+	if err != nil {
+		return nil, fmt.Errorf("--tracing-endpoint=%q: %w", o.TracingEndpoint, err)
+	}
+	return provider, nil
 }
 
 func cachesSynced(mgr ctrl.Manager) healthz.Checker {

@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -57,10 +58,7 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	dir := t.TempDir()
-	program := filepath.Join(dir, "fencedlease")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/fencedlease").CombinedOutput(); err != nil {
-		t.Fatalf("build the operator: %v\n%s", err, out)
-	}
+	program := env.Program(t)
 	e := env.Start(t, env.Options{Bare: true, ControllerManager: true, APIServerArgs: map[string]string{
 		// The API server calls webhooks at the addresses of EndpointSlices.
 		"enable-aggregator-routing": "true",
@@ -195,6 +193,8 @@ func TestLife(t *testing.T) {
 		t.Logf("install to a rejected stale write: %s", took.Round(time.Second))
 	}
 
+	endWriters := c.writeThroughout()
+
 	// A new version with another CRD.
 	newer := filepath.Join(t.TempDir(), "fencedlease")
 	c.must(os.CopyFS(newer, os.DirFS(chart)))
@@ -224,18 +224,22 @@ func TestLife(t *testing.T) {
 		})
 	}
 	both() // from one layer to the other by way of both
+	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.strict=true")
+	c.await("the strict policy is active", time.Minute, func() bool {
+		err := c.patch(t.Context(), c.Admin, "guarded", "unstamped")
+		return err != nil && strings.Contains(err.Error(), "fencedlease-strict")
+	})
 	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.webhook=false")
 	c.fenced("with the policies alone", stale, current)
+	if err := c.Admin.Get(t.Context(), client.ObjectKey{Name: webhooks.ConfigurationName}, &admissionv1.ValidatingWebhookConfiguration{}); !apierrors.IsNotFound(err) {
+		t.Errorf("with the policies alone the webhook's configuration: %v", err)
+	}
 	both()
 	c.fenced("with both again", stale, current)
 
 	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
-	for _, list := range []client.ObjectList{&admissionv1.ValidatingWebhookConfigurationList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &appsv1.DeploymentList{}} {
-		c.must(c.Admin.List(t.Context(), list))
-		if n := strings.Count(fmt.Sprintf("%T %v", list, list), "fencedlease"); n > 0 {
-			t.Errorf("left behind: %v", list)
-		}
-	}
+	endWriters()
+	c.leftNothing()
 	c.must(c.patch(t.Context(), c.Admin, "guarded", "unfenced"))
 	leases := &v1alpha1.FencedLeaseList{}
 	c.must(c.Admin.List(t.Context(), leases))
@@ -255,6 +259,61 @@ func TestLife(t *testing.T) {
 	c.must(third.Release(t.Context()))
 }
 
+// leftNothing asserts that nothing of the installation is there but the CRDs.
+func (c *cluster) leftNothing() {
+	c.t.Helper()
+	for _, list := range c.left() {
+		c.t.Errorf("left behind: %v", list)
+	}
+}
+
+// left gives what is there of the installation.
+func (c *cluster) left() (lists []client.ObjectList) {
+	c.t.Helper()
+	for _, list := range []client.ObjectList{&admissionv1.ValidatingWebhookConfigurationList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &admissionv1.ValidatingAdmissionPolicyBindingList{}, &appsv1.DeploymentList{}} {
+		c.must(c.Admin.List(c.t.Context(), list))
+		if n := strings.Count(fmt.Sprintf("%T %v", list, list), "fencedlease"); n > 0 {
+			lists = append(lists, list)
+		}
+	}
+	return lists
+}
+
+// writeThroughout writes what is guarded, and judged by the webhook, and what
+// is not, ten times a second. Whatever else is going on, the API server trusts
+// the webhook, and what is not guarded is written.
+func (c *cluster) writeThroughout() (end func()) {
+	c.t.Helper()
+	plain := c.object("plain", 0)
+	plain.Labels, plain.Annotations = nil, nil
+	c.must(c.Admin.Create(c.t.Context(), plain))
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var writers sync.WaitGroup
+	var writes int
+	writers.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for ; ctx.Err() == nil; writes++ {
+			if err := c.patch(ctx, c.Admin, "guarded", fmt.Sprint(writes)); err != nil && strings.Contains(err.Error(), "x509") {
+				c.t.Errorf("a guarded write: %v", err)
+			}
+			if err := c.patch(ctx, c.Admin, "plain", fmt.Sprint(writes)); err != nil && ctx.Err() == nil {
+				c.t.Errorf("a write of what is not guarded: %v", err)
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	})
+	c.t.Cleanup(func() { cancel(); writers.Wait() })
+	return func() {
+		cancel()
+		writers.Wait()
+		c.t.Logf("%d guarded writes, and as many of what is not, throughout", writes)
+	}
+}
+
 // TestUninstallWithCRDs takes everything away, the leases too.
 func TestUninstallWithCRDs(t *testing.T) {
 	t.Parallel()
@@ -263,6 +322,7 @@ func TestUninstallWithCRDs(t *testing.T) {
 	c.makeTenant()
 	held := c.acquire("holder")
 	c.must(c.with(held.Token()).Create(t.Context(), c.object("guarded", held.Token())))
+	c.must(c.Admin.Create(t.Context(), &v1alpha1.LeaseClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: "waiting"}, Spec: v1alpha1.LeaseClaimSpec{LeaseName: "main"}}))
 	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
 	c.await("the CRDs are gone", time.Minute, func() bool {
 		crds := &apiextensionsv1.CustomResourceDefinitionList{}
@@ -272,6 +332,46 @@ func TestUninstallWithCRDs(t *testing.T) {
 	c.must(c.patch(t.Context(), c.Admin, "guarded", "unfenced"))
 	c.must(c.Admin.Delete(t.Context(), c.object("guarded", 0)))
 	c.nothingTerminates()
+}
+
+// TestLeaving takes the installation away as nobody should: past the chart's
+// hooks, and with its namespace. What is guarded can be written afterwards, and
+// namespaces with claims and leases go.
+func TestLeaving(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	fill := func() {
+		t.Helper()
+		c.run("install", "fencedlease", chart, "--create-namespace", "--wait", "--timeout=2m")
+		c.makeTenant()
+		held := c.acquire("holder")
+		c.must(c.with(held.Token()).Create(t.Context(), c.object("guarded", held.Token())))
+		c.must(c.Admin.Create(t.Context(), &v1alpha1.LeaseClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: "waiting"}, Spec: v1alpha1.LeaseClaimSpec{LeaseName: "main"}}))
+		c.await("the webhook is active", time.Minute, func() bool { return len(c.hooks()) > 0 })
+		c.await("an unstamped write is refused", time.Minute, func() bool { return unstamped(c.patch(t.Context(), c.Admin, "guarded", "unstamped")) })
+	}
+	fill()
+	c.run("uninstall", "fencedlease", "--no-hooks", "--wait", "--timeout=2m")
+	c.leftNothing()
+	writable := func() bool { return c.patch(t.Context(), c.Admin, "guarded", "unfenced") == nil }
+	c.await("what is guarded can be written", time.Minute, writable) // the API server lags
+	c.deleteNamespace(c.tenant)
+
+	// The names that a release without its hooks left are in the way of nothing.
+	fill()
+	c.deleteNamespace(namespace)
+	c.await("what is guarded can be written", time.Minute, writable)
+	c.await("webhook and policies went with the namespace", time.Minute, func() bool { return len(c.left()) == 0 })
+	c.deleteNamespace(c.tenant)
+}
+
+// deleteNamespace asserts that a namespace goes within a minute.
+func (c *cluster) deleteNamespace(name string) {
+	c.t.Helper()
+	c.must(c.Admin.Delete(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	c.await("namespace "+name+" is gone", time.Minute, func() bool {
+		return apierrors.IsNotFound(c.Admin.Get(c.t.Context(), client.ObjectKey{Name: name}, &corev1.Namespace{}))
+	})
 }
 
 func unstamped(err error) bool {
@@ -460,6 +560,26 @@ func TestUnderLoad(t *testing.T) {
 	c.await("both replicas are back", time.Minute, func() bool { return c.available() == 2 })
 	c.await("creates are judged again", time.Minute, func() bool {
 		return current.Create(t.Context(), c.object("afterwards", holder.Token())) == nil
+	})
+
+	// None at all, and back: nothing of ours keeps a Pod from starting.
+	scale := func(replicas int32) {
+		t.Helper()
+		d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "fencedlease"}}
+		c.must(c.Admin.Patch(t.Context(), d, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas))))
+		c.await(fmt.Sprintf("%d replicas run", replicas), time.Minute, func() bool {
+			return c.available() == replicas && len(c.kubelet.running("fencedlease-")) == int(replicas)
+		})
+	}
+	scale(0)
+	c.must(c.patch(t.Context(), current, "guarded", "with no replica"))
+	c.must(c.Admin.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.tenant, Name: "unguarded"}}))
+	if err := current.Create(t.Context(), c.object("unjudged", holder.Token())); err == nil {
+		t.Error("what only the webhook judges was made with no replica")
+	}
+	scale(2)
+	c.await("creates are judged again", time.Minute, func() bool {
+		return current.Create(t.Context(), c.object("after-none", holder.Token())) == nil
 	})
 	t.Logf("%d writes (%.0f a second) and %d creates of the holder, %d stale attempts",
 		writes.Load(), float64(writes.Load())/elapsed.Seconds(), created.Load(), stale.Load())

@@ -116,7 +116,7 @@ func TestValues(t *testing.T) {
 		"--set", "metrics.serviceMonitor.enabled=true,metrics.prometheusRule.enabled=true,metrics.dashboard.enabled=true",
 		"--set", "rbac.seal[0].apiGroups={apps},rbac.seal[0].resources={deployments},rbac.scale[0].apiGroups={example.com},rbac.scale[0].resources={things}",
 		"--set", "gateway.enabled=true,gateway.upstream=https://partner.example.com,gateway.tlsSecret=certificate,gateway.authentication=certificate",
-		"--set", "exemptUsers={system:serviceaccount:flux-system:kustomize-controller}", "--set", "imagePullSecrets[0].name=pull",
+		"--set", "tracing.endpoint=collector.tracing.svc:4317", "--set", "judgedUsers={system:serviceaccount:kube-system:horizontal-pod-autoscaler}", "--set", "exemptUsers={system:serviceaccount:flux-system:kustomize-controller}", "--set", "imagePullSecrets[0].name=pull",
 		"--set", "nodeSelector.a=b,tolerations[0].operator=Exists,podLabels.a=b,podAnnotations.a=b,image.digest=sha256:" + strings.Repeat("0", 64),
 	}
 	tests := map[string]struct {
@@ -180,16 +180,20 @@ func TestValues(t *testing.T) {
 
 func TestBadValues(t *testing.T) {
 	for set, want := range map[string]string{
-		"replicas=0":                                 "/replicas",
-		"gateway.replicas=2":                         "/gateway/ledger/urlSecret",
-		"nosuch=1":                                   "nosuch",
-		"exemptUsers={a b}":                          "/exemptUsers/0",
-		"exemptUsers={a\"b}":                         "/exemptUsers/0",
-		"certificates.source=x":                      "/certificates/source",
-		"gateway.upstream=ftp://a":                   "/gateway/upstream",
-		"gateway.authentication=certificate":         "/gateway/tlsSecret",
-		"layers.webhook=false,layers.policies=false": "/layers",
-		"rbac.seal[0].apiGroups={apps}":              "/rbac/seal/0",
+		"replicas=0":                  "/replicas",
+		"gateway.replicas=2":          "/gateway/ledger/urlSecret",
+		"nosuch=1":                    "nosuch",
+		"exemptUsers={a b}":           "/exemptUsers/0",
+		"exemptUsers={a\"b}":          "/exemptUsers/0",
+		"judgedUsers={system:nobody}": "system:nobody is no principal",
+		"judgedUsers={system:serviceaccount:fencedlease-system:fencedlease}": "is no principal",
+		"tracing.endpoint=http://a:4317":                                     "/tracing/endpoint",
+		"layers.policies=false,layers.strict=true":                           "/layers/policies",
+		"certificates.source=x":                                              "/certificates/source",
+		"gateway.upstream=ftp://a":                                           "/gateway/upstream",
+		"gateway.authentication=certificate":                                 "/gateway/tlsSecret",
+		"layers.webhook=false,layers.policies=false":                         "/layers",
+		"rbac.seal[0].apiGroups={apps}":                                      "/rbac/seal/0",
 	} {
 		t.Run(set, func(t *testing.T) {
 			if _, err := render(t, "--set", set); err == nil || !strings.Contains(err.Error(), want) {

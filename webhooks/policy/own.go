@@ -105,6 +105,11 @@ func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 		// Installing and upgrading touch metadata alone.
 		"request.operation == 'CREATE' && !has(object.data) && !has(object.immutable)",
 		"request.operation == 'UPDATE' && object.?data == oldObject.?data && object.?immutable == oldObject.?immutable",
+		// Who may take this policy away takes the installation away: Helm
+		// deletes the table before its bindings. Without it the fence refuses,
+		// and the marks alone are unguarded until the operator writes it again.
+		"request.operation == 'DELETE' && oldObject.metadata.?name.orValue('') == "+quote(fence.TableName)+
+			" && authorizer.group('admissionregistration.k8s.io').resource('validatingadmissionpolicybindings').name("+quote(p.Name)+").check('delete').allowed()",
 		bypass(reasonByHeader(), quote(o.OperatorNamespace), "''")),
 		"FenceRemoved: only the operator writes the lease table and the floor of first tokens; bypass with a reason")}
 	return p

@@ -2,3 +2,14 @@
 {{- define "fencedlease.admissionNames" -}}
 [fencedlease, fencedlease-bypasses, fencedlease-strict, fencedlease-marks, fencedlease-claims, fencedlease-last-token, fencedlease-tables]
 {{- end }}
+
+{{- /* Whom the fence never judges, as a list in CEL. */ -}}
+{{- define "fencedlease.exemptUsers" -}}
+{{- $own := printf "system:serviceaccount:%s:fencedlease" .Release.Namespace }}
+{{- $all := list "system:apiserver" "system:kube-controller-manager" "system:kube-scheduler" $own "system:serviceaccount:kube-system:attachdetach-controller" "system:serviceaccount:kube-system:certificate-controller" "system:serviceaccount:kube-system:clusterrole-aggregation-controller" "system:serviceaccount:kube-system:cronjob-controller" "system:serviceaccount:kube-system:daemon-set-controller" "system:serviceaccount:kube-system:deployment-controller" "system:serviceaccount:kube-system:disruption-controller" "system:serviceaccount:kube-system:endpoint-controller" "system:serviceaccount:kube-system:endpointslice-controller" "system:serviceaccount:kube-system:endpointslicemirroring-controller" "system:serviceaccount:kube-system:ephemeral-volume-controller" "system:serviceaccount:kube-system:expand-controller" "system:serviceaccount:kube-system:generic-garbage-collector" "system:serviceaccount:kube-system:horizontal-pod-autoscaler" "system:serviceaccount:kube-system:job-controller" "system:serviceaccount:kube-system:namespace-controller" "system:serviceaccount:kube-system:node-controller" "system:serviceaccount:kube-system:persistent-volume-binder" "system:serviceaccount:kube-system:pod-garbage-collector" "system:serviceaccount:kube-system:pv-protection-controller" "system:serviceaccount:kube-system:pvc-protection-controller" "system:serviceaccount:kube-system:replicaset-controller" "system:serviceaccount:kube-system:replication-controller" "system:serviceaccount:kube-system:resource-claim-controller" "system:serviceaccount:kube-system:resourcequota-controller" "system:serviceaccount:kube-system:root-ca-cert-publisher" "system:serviceaccount:kube-system:route-controller" "system:serviceaccount:kube-system:service-account-controller" "system:serviceaccount:kube-system:service-controller" "system:serviceaccount:kube-system:statefulset-controller" "system:serviceaccount:kube-system:ttl-after-finished-controller" "system:serviceaccount:kube-system:ttl-controller" }}
+{{- range .Values.judgedUsers }}
+{{- if or (eq . $own) (not (has . $all)) }}{{ fail (printf "judgedUsers: %s is no principal of the control plane that is exempt" .) }}{{ end }}
+{{- $all = without $all . }}
+{{- end }}
+{{- print "[\"" }}{{ concat $all .Values.exemptUsers | join "\", \"" }}"]
+{{- end }}
