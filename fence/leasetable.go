@@ -25,8 +25,9 @@ import (
 // objects may name the lease besides those of its own, "*" for all.
 //
 // A token is never lower than the revision at which its lease was created. So
-// a lease that the table does not hold is either newer than the table, where
-// its token is above _seen, or it is gone (or did not fit).
+// a lease that the table does not hold, and whose token is not above _seen, is
+// gone (or did not fit). Above _seen it may be newer than the table; so may be
+// a token above current, which is no word on whether it was issued.
 const (
 	// TableName is the name of the ConfigMap, in the operator's namespace.
 	TableName = "fencedlease-table"

@@ -94,9 +94,14 @@ func decide(w *write, f facts) (verdict, question) {
 
 	// 1. Finishing a deletion is no write; a stale token is refused all the same.
 	if w.finishesDeletion() {
-		if token, err := fence.ParseToken(w.presented.Text); !w.presented.Stamped || err == nil && token >= recorded {
-			return allow(), nothing
+		if w.presented.Stamped && !f.live {
+			return verdict{}, readLive // it leaves no record
 		}
+		v := fence.Judge(w.presented, recorded, lease, fence.Policy{Live: f.live})
+		if w.presented.Stamped && (v.Reason == fence.StaleToken || v.Reason == fence.MalformedToken) {
+			return verdict{reason: v.Reason, message: v.Message}, nothing
+		}
+		return allow(), nothing
 	}
 	// 2. A write that changes nothing commits nothing.
 	if w.changesNothing() {
@@ -138,6 +143,11 @@ func decide(w *write, f facts) (verdict, question) {
 	if !f.live && (labelless(path) || w.request.Operation == admissionv1.Delete) {
 		return verdict{}, readLive // it leaves no record that would stop the next one
 	}
+	if !guarded {
+		if v, q := inMarked(w, f, lease, key); q != nothing || !v.allowed {
+			return v, q
+		}
+	}
 	switch {
 	case after < recorded:
 		return deny(fence.FenceRemoved, "[%s] the write lowers the recorded token from %s to %s; leave the fence's annotations", lease.Name, recorded, after), nothing
@@ -148,6 +158,10 @@ func decide(w *write, f facts) (verdict, question) {
 	case !guarded && w.new != nil && (w.new.Annotations[fence.AnnotationFloor] != "" || w.new.Annotations[fence.AnnotationDeleteToken] != ""):
 		return deny(fence.FenceRemoved, "[%s] an object that comes under guard must not bring %s or %s along; take them off",
 			lease.Name, fence.AnnotationFloor, fence.AnnotationDeleteToken), nothing
+	case w.marksForAnother(token):
+		// Else it would let anybody delete under a token that decided nothing.
+		return deny(fence.FenceRemoved, "[%s] the write sets %s to %.24q and presents token %s; set it to the token that is presented, or take it off",
+			lease.Name, fence.AnnotationDeleteToken, w.new.Annotations[fence.AnnotationDeleteToken], token), nothing
 	}
 	return allow(), nothing
 }
@@ -224,6 +238,14 @@ func mayPutOn(w *write, f facts, lease fence.Lease, key types.NamespacedName) (v
 	case !may:
 		return deny(fence.Unstamped, "[%s] putting the label on needs the verb %q on fencedleases/%s in namespace %s, or, on a new object, the lease's current token",
 			lease.Name, fence.VerbGuard, key.Name, key.Namespace), nothing
+	}
+	return inMarked(w, f, lease, key)
+}
+
+// inMarked judges whether what comes under guard is where the fence sees its
+// /scale and evictions. The operator marks the lease's own namespace itself.
+func inMarked(w *write, f facts, lease fence.Lease, key types.NamespacedName) (verdict, question) {
+	switch {
 	case w.request.Namespace == "" || w.request.Namespace == key.Namespace:
 	case f.marked == nil:
 		return verdict{}, readMark

@@ -73,6 +73,7 @@ type judged struct {
 	lease    func(*v1alpha1.FencedLease)
 	noLease  bool
 	cluster  bool // a cluster-scoped object
+	unmarked bool // the namespace
 
 	want    fence.Reason
 	says    string
@@ -127,7 +128,7 @@ func (c judged) answer(t *testing.T) verdict {
 		case readLive:
 			f.live = true
 		case readMark:
-			f.marked = new(true)
+			f.marked = new(!c.unmarked)
 		case mayGuard:
 			f.may[fence.VerbGuard] = c.may[fence.VerbGuard]
 		case mayBypass:
@@ -170,6 +171,21 @@ func TestDecide(t *testing.T) {
 			old:    guarded(func(o *object) { o.deleting, o.finalizers = true, []string{"a"} }),
 			new:    guarded(func(o *object) { o.deleting = true }),
 			header: []string{"41"}, want: fence.StaleToken,
+		},
+		"nobody finishes one with a superseded token": {
+			old:    guarded(func(o *object) { o.token, o.deleting, o.finalizers = "41", true, []string{"a"} }),
+			new:    guarded(func(o *object) { o.token, o.deleting = "41", true }),
+			header: []string{"41"}, want: fence.StaleToken,
+		},
+		"nobody finishes one with a revoked token": {
+			old:    guarded(func(o *object) { o.deleting, o.finalizers = true, []string{"a"} }),
+			new:    guarded(func(o *object) { o.deleting = true }),
+			header: []string{"42"}, lease: func(l *v1alpha1.FencedLease) { l.Spec.MinToken = 50 }, want: fence.StaleToken,
+		},
+		"nobody finishes one with a malformed token": {
+			old:    guarded(func(o *object) { o.deleting, o.finalizers = true, []string{"a"} }),
+			new:    guarded(func(o *object) { o.deleting = true }),
+			header: []string{"042"}, want: fence.MalformedToken,
 		},
 		"what changes more is a write": {
 			old:  guarded(func(o *object) { o.deleting, o.finalizers = true, []string{"a"} }),
@@ -280,7 +296,13 @@ func TestDecide(t *testing.T) {
 		"a create of somebody who may guard":         {new: &object{lease: "main"}, may: guard},
 		"a create of somebody else":                  {new: &object{lease: "main"}, want: fence.Unstamped},
 		"a create below the token reserved for seal": {new: &object{lease: "main", token: "42", writeID: "a"}, lease: sealing, want: fence.StaleToken},
-		"a create with a floor":                      {new: &object{lease: "main", token: "42", writeID: "a", floor: "42"}, want: fence.FenceRemoved},
+		"a create where nobody sees its /scale": {new: &object{lease: "main", leaseNamespace: "infra", token: "42", writeID: "a"}, unmarked: true, want: fence.UnknownLease, says: fence.LabelNamespaceMark,
+			lease: func(l *v1alpha1.FencedLease) { l.Namespace, l.Spec.AllowedNamespaces = "infra", []string{"*"} }},
+		"a stale one there": {new: &object{lease: "main", leaseNamespace: "infra", token: "41", writeID: "a"}, unmarked: true, want: fence.StaleToken,
+			lease: func(l *v1alpha1.FencedLease) { l.Namespace, l.Spec.AllowedNamespaces = "infra", []string{"*"} }},
+		"the label put on there": {old: &object{data: "x"}, new: &object{data: "x", lease: "main", leaseNamespace: "infra"}, may: guard, unmarked: true, want: fence.UnknownLease,
+			lease: func(l *v1alpha1.FencedLease) { l.Namespace, l.Spec.AllowedNamespaces = "infra", []string{"*"} }},
+		"a create with a floor": {new: &object{lease: "main", token: "42", writeID: "a", floor: "42"}, want: fence.FenceRemoved},
 
 		// deletes
 		"a delete without a token":             {old: stored, delete: true, want: fence.Unstamped},
@@ -290,6 +312,16 @@ func TestDecide(t *testing.T) {
 		"a delete that the holder decided":     {old: guarded(func(o *object) { o.deleteToken = "42" }), delete: true, user: "bob"},
 		"a delete that a former one decided":   {old: guarded(func(o *object) { o.deleteToken = "41" }), delete: true, want: fence.Unstamped},
 		"a delete decided by what is no token": {old: guarded(func(o *object) { o.deleteToken, o.token = "x", "x" }), delete: true, want: fence.Unstamped},
+
+		// what the holder decides of a deletion
+		"the holder's mark":                  {old: stored, new: changed(func(o *object) { o.writeID, o.deleteToken = "b", "42" })},
+		"the holder's mark by header":        {old: stored, new: changed(func(o *object) { o.deleteToken = "42" }), header: []string{"42"}},
+		"the holder's mark with its record":  {old: guarded(func(o *object) { o.token = "41" }), new: changed(func(o *object) { o.writeID, o.deleteToken = "b", "42" })},
+		"a mark for whoever comes next":      {old: stored, new: changed(func(o *object) { o.writeID, o.deleteToken = "b", "43" }), want: fence.FenceRemoved, says: fence.AnnotationDeleteToken},
+		"a mark for whoever came before":     {old: stored, new: changed(func(o *object) { o.deleteToken = "41" }), header: []string{"42"}, want: fence.FenceRemoved},
+		"a mark that is no token":            {old: stored, new: changed(func(o *object) { o.writeID, o.deleteToken = "b", "042" }), want: fence.FenceRemoved},
+		"a mark taken off":                   {old: guarded(func(o *object) { o.deleteToken = "42" }), new: stamped("42")},
+		"a former mark left where it stands": {old: guarded(func(o *object) { o.deleteToken = "41" }), new: changed(func(o *object) { o.writeID, o.deleteToken = "b", "41" })},
 
 		// paths that keep no annotation
 		"a status write by the recorded token": {sub: "status", old: stored, new: changed(nil), header: []string{"42"}},

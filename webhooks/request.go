@@ -174,6 +174,16 @@ func (w *write) fenceUntouched() bool {
 	return true
 }
 
+// marksForAnother tells whether the write decides a deletion in the name of
+// another token than the given one.
+func (w *write) marksForAnother(token fence.Token) bool {
+	if w.old == nil || w.new == nil || labelless(pathOf(w.request)) {
+		return false
+	}
+	mark, ok := w.new.Annotations[fence.AnnotationDeleteToken]
+	return ok && mark != w.old.Annotations[fence.AnnotationDeleteToken] && mark != token.String()
+}
+
 // changesNothing tells whether the write commits nothing: the timestamps of
 // managed fields aside, old and new object are the same.
 func (w *write) changesNothing() bool {

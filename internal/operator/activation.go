@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -40,6 +41,10 @@ type activation struct {
 	// hooks are what the configuration is to hold, and spared what it is to
 	// hold while the fence policy decides the more frequent writes.
 	hooks, spared []admissionv1.ValidatingWebhook
+	clock         clock.PassiveClock
+	// since is when the fence policy's binding was first seen, zero while there
+	// is none.
+	since time.Time
 	// authority gives what signed the certificate that is served, or is to be.
 	authority func(context.Context) ([]byte, error)
 }
@@ -50,6 +55,9 @@ const (
 	// authorityCheck is how often to look at a mounted authority, of which no
 	// watch tells.
 	authorityCheck = 10 * time.Second
+	// policyDelay is how long the API servers have to take up a policy, which
+	// they look for once a second, before the webhook leaves anything to it.
+	policyDelay = 5 * time.Second
 )
 
 func (a *activation) setup(mgr ctrl.Manager) error {
@@ -87,13 +95,23 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{RequeueAfter: servedCheck}, nil
 		}
 	}
-	hooks, err := a.scope(ctx)
+	policies, err := a.policies(ctx)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	want := trusting(hooks, configuration.Webhooks, authority)
+	again := authorityCheck
+	want := trusting(a.hooks, configuration.Webhooks, authority)
+	if policies {
+		spared := trusting(a.spared, configuration.Webhooks, authority)
+		wait := policyDelay - a.clock.Since(a.since)
+		if wait <= 0 || equality.Semantic.DeepEqual(spared, configuration.Webhooks) {
+			want = spared
+		} else {
+			again = wait
+		}
+	}
 	if equality.Semantic.DeepEqual(want, configuration.Webhooks) {
-		return ctrl.Result{RequeueAfter: authorityCheck}, nil
+		return ctrl.Result{RequeueAfter: again}, nil
 	}
 	configuration.Webhooks = want
 	if err := a.client.Update(ctx, configuration); err != nil {
@@ -102,20 +120,23 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if first {
 		ctrl.LoggerFrom(ctx).Info("Activated the webhook")
 	}
-	return ctrl.Result{RequeueAfter: authorityCheck}, nil
+	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// scope gives the webhooks that are needed beside the policies that are there.
-func (a *activation) scope(ctx context.Context) ([]admissionv1.ValidatingWebhook, error) {
+// policies tells whether the fence policy is installed, and keeps since when.
+func (a *activation) policies(ctx context.Context) (bool, error) {
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{}
 	err := a.client.Get(ctx, client.ObjectKey{Name: policy.FenceName}, binding)
-	switch {
-	case client.IgnoreNotFound(err) != nil:
-		return nil, fmt.Errorf("look whether the fence policy is installed: %w", err)
-	case err == nil && binding.DeletionTimestamp.IsZero() && slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
-		return a.spared, nil
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("look whether the fence policy is installed: %w", err)
 	}
-	return a.hooks, nil
+	installed := err == nil && binding.DeletionTimestamp.IsZero() && slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny)
+	if !installed {
+		a.since = time.Time{}
+	} else if a.since.IsZero() {
+		a.since = a.clock.Now()
+	}
+	return installed, nil
 }
 
 // trusting gives the webhooks with the authorities that the API server is to

@@ -62,8 +62,9 @@ func TestActivation(t *testing.T) {
 		t.Fatal(err)
 	}
 	var authority []byte
+	clock := testclock.NewFakePassiveClock(time.Unix(0, 0))
 	a := &activation{
-		client: c, live: c, hooks: hooks, spared: spared, service: types.NamespacedName{Namespace: o.Namespace, Name: o.ServiceName},
+		client: c, live: c, hooks: hooks, spared: spared, clock: clock, service: types.NamespacedName{Namespace: o.Namespace, Name: o.ServiceName},
 		authority: func(context.Context) ([]byte, error) { return authority, nil },
 	}
 	reconcile := func() *admissionv1.ValidatingWebhookConfiguration {
@@ -159,8 +160,20 @@ func TestActivation(t *testing.T) {
 	if err := c.Create(t.Context(), binding); err != nil {
 		t.Fatal(err)
 	}
+	if spares() {
+		t.Error("the webhook is spared what no API server had time to take up")
+	}
+	clock.SetTime(time.Unix(0, 0).Add(policyDelay - 1))
+	if spares() {
+		t.Error("the webhook is spared early")
+	}
+	clock.SetTime(time.Unix(0, 0).Add(policyDelay))
 	if !spares() {
 		t.Error("the webhook is asked what the policy decides")
+	}
+	a.since = clock.Now() // another replica takes the lead
+	if !spares() {
+		t.Error("the webhook is asked again what the policy decides")
 	}
 	binding.Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Warn}
 	if err := c.Update(t.Context(), binding); err != nil {
@@ -168,6 +181,13 @@ func TestActivation(t *testing.T) {
 	}
 	if spares() {
 		t.Error("the webhook is spared what the policy only warns of")
+	}
+	binding.Spec.ValidationActions = []admissionv1.ValidationAction{admissionv1.Deny}
+	if err := c.Update(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	if spares() {
+		t.Error("the webhook is spared at once by a policy that came back")
 	}
 	if err := c.Delete(t.Context(), reconcile()); err != nil {
 		t.Fatal(err)

@@ -80,6 +80,9 @@ type Options struct {
 	// ExemptUsers are further principals whose unstamped writes pass, and
 	// JudgedUsers those of the control plane whose do not.
 	ExemptUsers, JudgedUsers []string
+	// Overlap has the webhook judge also what the policies decide: so nothing
+	// passes while they are taken away.
+	Overlap bool
 	// TracingEndpoint is the host:port of an OpenTelemetry collector that takes
 	// OTLP by gRPC without TLS; empty means no traces. TracingRate is how many
 	// of a million requests that nobody else began to trace are traced.
@@ -127,6 +130,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.SecretName, "webhook-secret", o.SecretName, "the Secret of self-managed certificates")
 	flags.StringSliceVar(&o.ExemptUsers, "exempt-user", o.ExemptUsers, "further user whose unstamped writes pass (repeatable)")
 	flags.StringSliceVar(&o.JudgedUsers, "judged-user", o.JudgedUsers, "user of the control plane that is judged all the same (repeatable)")
+	flags.BoolVar(&o.Overlap, "overlap", o.Overlap, "judge also what the policies decide, as the step before they are taken away")
 	flags.StringVar(&o.TracingEndpoint, "tracing-endpoint", o.TracingEndpoint, "host:port of an OpenTelemetry collector (OTLP by gRPC, without TLS; default: no traces)")
 	flags.Int32Var(&o.TracingRate, "tracing-sampling-rate-per-million", o.TracingRate, "how many of a million requests are traced besides those that the API server traces")
 	flags.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "requests per second to the API server")
@@ -259,13 +263,15 @@ func (o *Options) setupWebhook(mgr ctrl.Manager, traces tracing.TracerProvider, 
 	if err != nil {
 		return nil, err
 	}
-	spared, err := o.shippedHooks("webhook-with-policy")
-	if err != nil {
-		return nil, err
+	spared := hooks
+	if !o.Overlap {
+		if spared, err = o.shippedHooks("webhook-with-policy"); err != nil {
+			return nil, err
+		}
 	}
 	secret := types.NamespacedName{Namespace: o.Namespace, Name: o.SecretName}
 	active := &activation{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), hooks: hooks, spared: spared,
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), hooks: hooks, spared: spared, clock: clock.RealClock{},
 		service: types.NamespacedName{Namespace: o.Namespace, Name: o.ServiceName},
 	}
 	if o.Certificates == CertificatesFiles {

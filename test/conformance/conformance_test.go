@@ -35,7 +35,7 @@ type cell struct{ path, kind string }
 // The rows and columns of the table.
 var (
 	paths = []string{"create", "update", "patch", "apply", "status", "scale", "delete", "deletecollection", "eviction", "ephemeralcontainers", "resize"}
-	kinds = []string{"fresh", "equal", "stale by record", "stale by lease", "unissued", "malformed", "unstamped", "no lease", "moved label", "dry-run", "dry-run stale", "bypass"}
+	kinds = []string{"fresh", "equal", "stale by record", "stale by lease", "unissued", "malformed", "unstamped", "no lease", "moved label", "mark ahead", "dry-run", "dry-run stale", "bypass"}
 )
 
 const (
@@ -74,6 +74,11 @@ func want(c cell) fence.Reason {
 			return passes // the API server keeps the label that is stored
 		}
 		if !records || c.path == "create" {
+			return none
+		}
+		return fence.FenceRemoved
+	case "mark ahead":
+		if !records {
 			return none
 		}
 		return fence.FenceRemoved
@@ -297,6 +302,9 @@ func (in *instance) write(ctx context.Context, c cell) error {
 	if text != "" {
 		metadata["annotations"] = map[string]any{fence.AnnotationToken: text}
 	}
+	if c.kind == "mark ahead" {
+		metadata["annotations"] = map[string]any{fence.AnnotationToken: text, fence.AnnotationDeleteToken: "43"}
+	}
 	if c.kind == "moved label" {
 		metadata["labels"] = map[string]any{fence.LabelLease: "update-equal"}
 	}
@@ -313,6 +321,9 @@ func (in *instance) write(ctx context.Context, c cell) error {
 		if text != "" {
 			o.SetAnnotations(map[string]string{fence.AnnotationToken: text})
 		}
+		if c.kind == "mark ahead" {
+			o.GetAnnotations()[fence.AnnotationDeleteToken] = "43"
+		}
 		return w.Create(ctx, o)
 	case "update":
 		d := &appsv1.Deployment{}
@@ -322,6 +333,9 @@ func (in *instance) write(ctx context.Context, c cell) error {
 		d.Spec.MinReadySeconds = 7
 		if text != "" {
 			d.Annotations[fence.AnnotationToken] = text
+		}
+		if c.kind == "mark ahead" {
+			d.Annotations[fence.AnnotationDeleteToken] = "43"
 		}
 		if c.kind == "moved label" {
 			d.Labels[fence.LabelLease] = "update-equal"

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,7 @@ import (
 	"github.com/fencedlease/fencedlease/internal/controlplane"
 	"github.com/fencedlease/fencedlease/test/env"
 	"github.com/fencedlease/fencedlease/webhooks"
+	"github.com/fencedlease/fencedlease/webhooks/policy"
 )
 
 const (
@@ -176,6 +178,7 @@ func TestLife(t *testing.T) {
 	first := c.acquire("first")
 	stale := first.Token()
 	c.must(c.with(stale).Create(t.Context(), c.object("guarded", stale)))
+	c.must(c.with(stale).Create(t.Context(), c.object("left", stale)))
 	c.must(first.Release(t.Context()))
 	second := c.acquire("second")
 	current := second.Token()
@@ -211,7 +214,11 @@ func TestLife(t *testing.T) {
 	}
 	c.fenced("after the rollback", stale, current)
 
-	// The webhook alone, and both again.
+	// The webhook alone, and both again, beside a superseded holder that tries
+	// all the while to write where only its own token is recorded.
+	endAttempts := c.attemptThroughout(c.with(stale), "left")
+	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.overlap=true")
+	c.await("the webhook judges everything", time.Minute, func() bool { return !c.spared() })
 	c.run("upgrade", "fencedlease", chart, "--wait", "--timeout=2m", "--set", "layers.policies=false")
 	c.fenced("with the webhook alone", stale, current)
 	both := func() {
@@ -220,7 +227,7 @@ func TestLife(t *testing.T) {
 		// The API server takes up new policies once a second.
 		c.await("both layers are active", time.Minute, func() bool {
 			err := c.patch(t.Context(), c.with(stale), "guarded", "stale")
-			return len(c.hooks()) > 0 && err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
+			return c.spared() && err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 		})
 	}
 	both() // from one layer to the other by way of both
@@ -236,6 +243,7 @@ func TestLife(t *testing.T) {
 	}
 	both()
 	c.fenced("with both again", stale, current)
+	endAttempts()
 
 	c.run("uninstall", "fencedlease", "--wait", "--timeout=2m")
 	endWriters()
@@ -311,6 +319,27 @@ func (c *cluster) writeThroughout() (end func()) {
 		cancel()
 		writers.Wait()
 		c.t.Logf("%d guarded writes, and as many of what is not, throughout", writes)
+	}
+}
+
+// attemptThroughout writes an object again and again, and fails where a write
+// commits.
+func (c *cluster) attemptThroughout(as client.Client, name string) (end func()) {
+	ctx, cancel := context.WithCancel(c.t.Context())
+	var writer sync.WaitGroup
+	attempts := 0
+	writer.Go(func() {
+		for ; ctx.Err() == nil; attempts++ {
+			if err := c.patch(ctx, as, name, fmt.Sprint(attempts)); err == nil {
+				c.t.Errorf("attempt %d of a superseded holder committed at %s", attempts, time.Now().Format(time.TimeOnly))
+			}
+		}
+	})
+	c.t.Cleanup(func() { cancel(); writer.Wait() })
+	return func() {
+		cancel()
+		writer.Wait()
+		c.t.Logf("%d attempts of a superseded holder", attempts)
 	}
 }
 
@@ -399,6 +428,13 @@ func (c *cluster) hooks() []admissionv1.ValidatingWebhook {
 	configuration := &admissionv1.ValidatingWebhookConfiguration{}
 	c.must(c.Admin.Get(c.t.Context(), client.ObjectKey{Name: webhooks.ConfigurationName}, configuration))
 	return configuration.Webhooks
+}
+
+// spared tells whether the webhook leaves to the policies what they decide.
+func (c *cluster) spared() bool {
+	c.t.Helper()
+	hooks := c.hooks()
+	return len(hooks) > 0 && slices.ContainsFunc(hooks[0].MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == policy.Spare().Name })
 }
 
 func (c *cluster) upgraded() bool {

@@ -17,10 +17,6 @@ const FenceName = "fencedlease"
 // API server evaluates them only when they are needed, once for the verdict
 // and once more for the message.
 func fenceVariables() []admissionv1.Variable {
-	field := func(i int) string { return fmt.Sprintf("variables.entry[%d]", i) }
-	flag := func(letter string) string {
-		return fmt.Sprintf("%s.contains(%s)", field(fence.TableFieldFlags), quote(letter))
-	}
 	return []admissionv1.Variable{
 		{Name: "header", Expression: extra(fence.ExtraToken)},
 		{Name: "stored", Expression: annotation("oldObject", fence.AnnotationToken) + ".orValue('')"},
@@ -50,12 +46,8 @@ func fenceVariables() []admissionv1.Variable {
 		{Name: "revokedBelow", Expression: fmt.Sprintf("int(%s)", field(fence.TableFieldFloor))},
 		{Name: "allowed", Expression: fmt.Sprintf("oldObject.metadata.?namespace.orValue('') == variables.leaseNamespace || %s.contains(' * ') || (has(oldObject.metadata.namespace) && %s.contains(' ' + oldObject.metadata.namespace + ' '))",
 			field(fence.TableFieldAllowed), field(fence.TableFieldAllowed))},
-		{Name: "bound", Expression: all(flag(fence.TableBound), flag(fence.TableHeld), anyOf(
-			"request.userInfo.username != "+field(fence.TableFieldUser),
-			all(field(fence.TableFieldPod)+" != ''",
-				extra(extraPodUID)+".size() > 0",
-				extra(extraPodUID)+"[0] != "+field(fence.TableFieldPod))))},
-		{Name: "verdict", Expression: cases(
+		{Name: "bound", Expression: bound()},
+		{Name: "judged", Expression: cases(
 			is{"!variables.stamped || variables.lease == ''", "''"},
 			is{"!variables.wellFormed", quote(malformed)},
 			is{"request.operation == 'UPDATE' && !" + same(label, fence.LabelLease, fence.LabelLeaseNamespace), quote(removed)},
@@ -73,13 +65,35 @@ func fenceVariables() []admissionv1.Variable {
 			is{flag(fence.TableDenyLapsed) + " && !" + flag(fence.TableHeld), quote(lapsed)},
 			is{"", "''"},
 		)},
+		// A mark for a deletion in the name of another token would let anybody
+		// delete under a token that decided nothing.
+		{Name: "verdict", Expression: "variables.judged == '' && variables.stamped && variables.lease != '' && request.operation == 'UPDATE' && " +
+			"!(" + annotation("object", fence.AnnotationDeleteToken) + " in [optional.none(), " + annotation("oldObject", fence.AnnotationDeleteToken) +
+			", optional.of(variables.text)]) ? " + quote(marked) + " : variables.judged"},
 		// Rules 1 and 2: finishing a deletion is no write, and a write that
 		// changes nothing commits nothing. Looked at only where the verdict is
 		// not clean.
 		{Name: "excused", Expression: "request.operation == 'UPDATE' && " + anyOf(
 			"object == oldObject",
-			all(fmt.Sprintf("!(variables.verdict in %s)", list([]string{stale, superseded, revoked})), finishes()))},
+			all(fmt.Sprintf("!(variables.verdict in %s)", list([]string{malformed, stale, superseded, revoked})), finishes()))},
 	}
+}
+
+// field and flag look into the lease's line of the table.
+func field(i int) string { return fmt.Sprintf("variables.entry[%d]", i) }
+
+func flag(letter string) string {
+	return fmt.Sprintf("%s.contains(%s)", field(fence.TableFieldFlags), quote(letter))
+}
+
+// bound tells that the lease binds its token to another account than the
+// sender's.
+func bound() string {
+	return all(flag(fence.TableBound), flag(fence.TableHeld), anyOf(
+		"request.userInfo.username != "+field(fence.TableFieldUser),
+		all(field(fence.TableFieldPod)+" != ''",
+			extra(extraPodUID)+".size() > 0",
+			extra(extraPodUID)+"[0] != "+field(fence.TableFieldPod))))
 }
 
 // finishes tells that an update only takes finalizers off an object that is
@@ -109,7 +123,7 @@ func usual() string {
 		"has(oldObject.metadata.namespace)",
 		"!"+label("oldObject", fence.LabelLeaseNamespace)+".hasValue()",
 		same(label, fence.LabelLease, fence.LabelLeaseNamespace),
-		same(annotation, fence.AnnotationToken, fence.AnnotationFloor),
+		same(annotation, fence.AnnotationToken, fence.AnnotationFloor, fence.AnnotationDeleteToken),
 		"!"+annotation("oldObject", fence.AnnotationFloor)+".hasValue()",
 		"params.?data[?oldObject.metadata.namespace].orValue('').contains('\\n' + "+label("oldObject", fence.LabelLease)+".orValue(' ') + '\\t' + "+stored+" + '"+line+"')")
 }
@@ -135,6 +149,7 @@ const (
 	byHeader   = "by header"
 	otherUser  = "other user"
 	lapsed     = "lapsed"
+	marked     = "marked"
 )
 
 // extraPodUID is where the API server names the Pod of a service account's token.
@@ -172,6 +187,7 @@ func fenceMessage() string {
 			" + (variables.header.size() > 1 ? 'the header presents more than one token' : 'malformed token ' + strings.quote(variables.text.size() > 24 ? variables.text.substring(0, 24) + '...' : variables.text))" +
 			" + '; present the token exactly as the lease\\'s status shows it'"},
 		is{"variables.verdict in " + list([]string{removed, stripped}), said(fence.FenceRemoved, "takes the guard off or points it elsewhere", "a stamped write leaves the fence's label and record in place: take them off by a bypass with a reason")},
+		is{"variables.verdict == " + quote(marked), said(fence.FenceRemoved, "sets "+fence.AnnotationDeleteToken+" to another one", "set it to the token that is presented, or take it off")},
 		is{"variables.verdict == " + quote(stale), said(fence.StaleToken, "is stale", "stop: a newer holder has written here")},
 		is{"variables.verdict == " + quote(superseded), said(fence.StaleToken, "is stale", "stop: a newer token was issued")},
 		is{"variables.verdict == " + quote(unrecorded), said(fence.NotRecorded, "is not recorded yet", "this path cannot record: first set "+fence.AnnotationToken+" on the object with this token")},

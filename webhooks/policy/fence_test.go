@@ -129,6 +129,21 @@ func TestFence(t *testing.T) {
 		"a stamped write may not take the record off": {
 			update(sender("amy", fence.ExtraToken, "42"), stored, with(guarded("main"))),
 			forbidden(`FenceRemoved: [shop/main] token 42 takes the guard off or points it elsewhere; recorded 42, current 42, held by "pod-b"; a stamped write leaves the fence's label and record in place: take them off by a bypass with a reason`)},
+		"a mark for the holder's own deletion passes": {
+			update(sender("amy", fence.ExtraToken, "42"), stored, with(stored, fence.AnnotationDeleteToken, "42")), denial{}},
+		"a mark in the name of another token is refused": {
+			update(sender("amy", fence.ExtraToken, "42"), stored, with(stored, fence.AnnotationDeleteToken, "43")),
+			forbidden(`FenceRemoved: [shop/main] token 42 sets fencedlease.io/delete-token to another one; recorded 42, current 42, held by "pod-b"; set it to the token that is presented, or take it off`)},
+		"so is one by annotations": {
+			update(sender("amy"), stored, with(stored, writeID, "b", fence.AnnotationDeleteToken, "43")),
+			forbidden(`FenceRemoved: [shop/main] token 42 sets fencedlease.io/delete-token to another one; recorded 42, current 42, held by "pod-b"; set it to the token that is presented, or take it off`)},
+		"so is one above the table": {
+			update(sender("amy", fence.ExtraToken, "43"), guarded("main", token, "43"), with(guarded("main", token, "43"), fence.AnnotationDeleteToken, "44")),
+			forbidden(`FenceRemoved: [shop/main] token 43 sets fencedlease.io/delete-token to another one; recorded 43, current 42, held by "pod-b"; set it to the token that is presented, or take it off`)},
+		"a mark that stands already is left": {
+			update(sender("amy", fence.ExtraToken, "42"), guarded("main", token, "42", fence.AnnotationDeleteToken, "43"), with(guarded("main", token, "42", fence.AnnotationDeleteToken, "43"))), denial{}},
+		"a mark may be taken off": {
+			update(sender("amy", fence.ExtraToken, "42"), guarded("main", token, "42", fence.AnnotationDeleteToken, "42"), with(stored)), denial{}},
 		"an exempt principal is not judged": {
 			update(sender("system:apiserver", fence.ExtraToken, "41"), stored, with(stored)), denial{}},
 		"a node is not judged": {
@@ -175,6 +190,7 @@ func TestFinishingADeletion(t *testing.T) {
 	}{
 		"a removed finalizer passes although the lease refuses the token": {"42", done, false},
 		"a stale token is refused":                                        {"41", done, true},
+		"a malformed token is refused":                                    {"042", done, true},
 		"one more change is a write":                                      {"42", more, true},
 		"another finalizer is a write":                                    {"42", added, true},
 	}

@@ -115,7 +115,8 @@ func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 	return p
 }
 
-// Marks keeps a namespace's mark while leases are used there.
+// Marks keeps a namespace's mark while leases of it, or that allow it, are used
+// there.
 func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
 	p := newPolicy("fencedlease-marks")
 	p.Spec.ParamKind = &admissionv1.ParamKind{APIVersion: "v1", Kind: "ConfigMap"}
@@ -127,8 +128,10 @@ func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 			label("oldObject", fence.LabelNamespaceMark), label("object", fence.LabelNamespaceMark))},
 		NotExempt(o),
 	}
+	// The field of the allowed namespaces begins with a blank, as no other does.
+	allowed := "params.?data.orValue({}).exists(ns, params.data[ns].matches('\\t ([^\\t]* )?([*]|' + oldObject.metadata.name + ') ([^\\t]* )?\\t'))"
 	p.Spec.Validations = []admissionv1.Validation{forbid(
-		anyOf("!params.?data[?oldObject.metadata.name].hasValue()", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),
+		anyOf("!(params.?data[?oldObject.metadata.name].hasValue() || "+allowed+")", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),
 		"FenceRemoved: leases are used in this namespace, and without the label "+fence.LabelNamespaceMark+" the fence would not see its /scale and evictions; leave it")}
 	binding := tableBinding(p, o)
 	// The API server looks for the parameter before it looks at match

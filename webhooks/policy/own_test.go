@@ -414,18 +414,21 @@ func TestMarks(t *testing.T) {
 		delete(ns.Labels, fence.LabelNamespaceMark)
 		return c.SubResource("finalize").Update(ctx, ns)
 	}
-	// marked marks the namespace, which the policies then know as one of these
-	// leases.
-	marked := func(s *stage) {
+	// marked marks the namespace, which the policies then know as one where
+	// these leases are used, by default one of its own.
+	marked := func(s *stage, leases ...fence.TableLease) {
 		s.must(write(mark(`"true"`, ""))(s.Context(), s.Admin, s.namespace))
-		data, _ := fence.PackTable([]fence.TableLease{{Namespace: s.namespace, Name: "main", Lease: fence.Lease{Current: 42}}}, 1)
+		if leases == nil {
+			leases = []fence.TableLease{{Namespace: s.namespace, Name: "main", Lease: fence.Lease{Current: 42}}}
+		}
+		data, _ := fence.PackTable(leases, 1)
 		table := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.OperatorNamespace, Name: fence.TableName}, Data: data}
 		c := s.as(operator, nil)
 		s.must(client.IgnoreNotFound(c.Delete(s.Context(), table.DeepCopy())))
 		s.must(c.Create(s.Context(), table))
 		await(s.T, "the policies know the table", s.refuses(write(mark("null", ""))))
 	}
-	try(t, marked, map[string]attempt{
+	try(t, func(s *stage) { marked(s) }, map[string]attempt{
 		"taken off":                                            {eve, write(mark("null", "")), refused},
 		"taken off by an administrator":                        {root, write(mark("null", "")), refused},
 		"emptied":                                              {eve, write(mark(`""`, "")), refused},
@@ -445,6 +448,25 @@ func TestMarks(t *testing.T) {
 	})
 	try(t, func(s *stage) { s.must(write(mark(`"true"`, ""))(s.Context(), s.Admin, s.namespace)) }, map[string]attempt{
 		"taken off where no lease is used": {eve, write(mark("null", "")), ""},
+	})
+	elsewhere := func(holder string, allowed ...string) fence.TableLease {
+		return fence.TableLease{Namespace: "infra", Name: "main", Lease: fence.Lease{Current: 42, Held: true, Holder: holder}, AllowedNamespaces: allowed}
+	}
+	try(t, func(s *stage) { marked(s, elsewhere("pod-b", "a", s.namespace, "z")) }, map[string]attempt{
+		"taken off where a lease of another namespace is used": {eve, write(mark("null", "")), refused},
+	})
+	try(t, func(s *stage) { marked(s, elsewhere("pod-b"), elsewhere("pod-b", "*")) }, map[string]attempt{
+		"taken off where a lease is for all": {eve, write(mark("null", "")), refused},
+	})
+	try(t, func(s *stage) {
+		// One lease for all first, so that the policies are known to have the table.
+		marked(s, elsewhere("pod-b", "*"))
+		data, _ := fence.PackTable([]fence.TableLease{elsewhere(" * "+s.namespace+" ", "a", s.namespace+"z")}, 2)
+		s.must(s.as(operator, nil).Update(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.OperatorNamespace, Name: fence.TableName}, Data: data}))
+		refuses := s.refuses(write(mark("null", "")))
+		await(s.T, "the policies know the new table", func() bool { return !refuses() })
+	}, map[string]attempt{
+		"taken off where the lease of another namespace is used in a third": {eve, write(mark("null", "")), ""},
 	})
 	try(t, func(s *stage) {
 		marked(s)

@@ -44,9 +44,9 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 		{Name: "found", Expression: "params.?data[?variables.leaseNamespace].orValue('').split('\\n' + variables.lease + '\\t', 2)"},
 		{Name: "entry", Expression: "variables.found.size() < 2 ? [] : variables.found[1].split('\\n', 2)[0].split('\\t')"},
 		{Name: "known", Expression: "variables.entry.size() > 0"},
-		{Name: "current", Expression: "variables.known ? variables.entry[0] : '0'"},
-		{Name: "allowed", Expression: "variables.known && (variables.at.metadata.?namespace.orValue('') == variables.leaseNamespace || variables.entry[5].contains(' * ') || " +
-			"(has(variables.at.metadata.namespace) && variables.entry[5].contains(' ' + variables.at.metadata.namespace + ' ')))"},
+		{Name: "current", Expression: "variables.known ? " + field(fence.TableFieldCurrent) + " : '0'"},
+		{Name: "allowed", Expression: "variables.known && (variables.at.metadata.?namespace.orValue('') == variables.leaseNamespace || " + field(fence.TableFieldAllowed) + ".contains(' * ') || " +
+			"(has(variables.at.metadata.namespace) && " + field(fence.TableFieldAllowed) + ".contains(' ' + variables.at.metadata.namespace + ' ')))"},
 		{Name: "bypassed", Expression: all("!variables.stamped", anyOf(reasonByHeader(), reasonByAnnotation(), all("request.operation == 'CREATE'",
 			annotation("object", fence.AnnotationBypass)+".orValue('') != ''")), verb(fence.VerbBypass))},
 		{Name: "untouched", Expression: "request.operation != 'UPDATE' || " + all(same(label, leaseNames...), same(annotation, fence.AnnotationsOfFence...))},
@@ -61,18 +61,21 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 			// beside guarded objects that are there already blocks none of them.
 			is{"!params.?data[?" + quote(fence.TableSeen) + "].hasValue()", "''"},
 			is{"variables.nothing || variables.decided", "''"},
-			// A bypass leaves the record alone, unless it takes the guard off.
-			is{"variables.bypassed", "((variables.untouched || !" + label("object", fence.LabelLease) + ".hasValue()) ? '' : 'touched')"},
+			// A bypass leaves the record alone, unless it puts the guard on, takes
+			// it off or points it elsewhere.
+			is{"variables.bypassed", "((variables.untouched || !" + same(label, leaseNames...) + ") ? '' : 'touched')"},
 			is{"!variables.guarded && !variables.known", "'unknown'"},
 			is{"!variables.guarded && !variables.allowed", "'unknown'"},
 			is{"!variables.guarded && " + brings(fence.AnnotationFloor, fence.AnnotationDeleteToken), "'brings'"},
 			is{"!variables.guarded && variables.stamped && !" + isToken("variables.presented"), "'malformed'"},
 			is{"!variables.guarded && variables.stamped && int(variables.presented) < int(variables.current)", "'stale'"},
-			is{"!variables.guarded && variables.stamped && variables.sent == variables.presented && variables.presented == variables.current && request.operation == 'CREATE'", "''"},
+			is{"!variables.guarded && variables.stamped && int(variables.presented) < int(" + field(fence.TableFieldFloor) + ")", "'stale'"},
+			is{"!variables.guarded && variables.stamped && variables.sent == variables.presented && variables.presented == variables.current && request.operation == 'CREATE'" +
+				" && !(" + anyOf(bound(), all(flag(fence.TableHeaderOnly), "variables.header.size() == 0"), all(flag(fence.TableDenyLapsed), "!"+flag(fence.TableHeld))) + ")", "''"},
 			is{"!variables.guarded && variables.stamped", "'unjudged'"},
 			is{"!variables.guarded", "((" + verb(fence.VerbGuard) + " && !" + brings(fence.AnnotationToken) + ") ? '' : 'unstamped')"},
 			is{"request.operation == 'UPDATE' && !" + same(label, leaseNames...), "'touched'"},
-			is{"!variables.stamped && variables.known && variables.entry[2].contains(" + quote(fence.TableUnstampedAllowed) + ")", "(variables.untouched ? '' : 'touched')"},
+			is{"!variables.stamped && variables.known && " + flag(fence.TableUnstampedAllowed), "(variables.untouched ? '' : 'touched')"},
 			is{"!variables.stamped", "'unstamped'"},
 			// The fence policy judges the rest: what is at most current, what the
 			// path does not record, and leases that are gone.
