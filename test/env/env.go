@@ -147,8 +147,9 @@ func Shared(opts Options) func(testing.TB) *Environment {
 	}
 }
 
-func init() {
-	// TEST_LOG=1 shows what the operator logs.
+// setLogger shows what the operator logs where TEST_LOG is set. A test that
+// looks at the log itself sets its own: the first one stays.
+var setLogger = sync.OnceFunc(func() {
 	out := io.Discard
 	if os.Getenv("TEST_LOG") != "" {
 		out = os.Stderr
@@ -156,10 +157,11 @@ func init() {
 	logger := zap.New(zap.UseDevMode(true), zap.WriteTo(out))
 	ctrl.SetLogger(logger)
 	klog.SetLogger(logger)
-}
+})
 
 // New starts an environment that the caller closes.
 func New(opts Options) (_ *Environment, err error) {
+	setLogger()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cp, err := controlplane.Start(ctx, controlplane.Options{

@@ -64,6 +64,8 @@ func newCluster(t *testing.T) *cluster {
 	e := env.Start(t, env.Options{Bare: true, ControllerManager: true, APIServerArgs: map[string]string{
 		// The API server calls webhooks at the addresses of EndpointSlices.
 		"enable-aggregator-routing": "true",
+		// As OpenShift has it: an owner is changed by who may delete.
+		"enable-admission-plugins": "OwnerReferencesPermissionEnforcement",
 	}})
 	c := &cluster{Environment: e, t: t, kubelet: startKubelet(t, e, program), helm: helm(t), config: filepath.Join(dir, "kubeconfig")}
 	data, err := controlplane.KubeConfig(e.Config)

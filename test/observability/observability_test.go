@@ -62,13 +62,24 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
+// inProcess is what the operator in this process prints.
+var inProcess output
+
+// TestMain sets the logger before any test: controller-runtime takes one once,
+// and none where nobody has set one after half a minute.
+func TestMain(m *testing.M) {
+	// As the manager command has it: JSON, at the level of production.
+	ctrl.SetLogger(zap.New(zap.WriteTo(&inProcess)))
+	os.Exit(m.Run())
+}
+
 // world is a control plane with the operator as it ships and the gateway.
 type world struct {
 	*testing.T
 	*controlplane.ControlPlane
 	admin client.Client
 	http  *http.Client
-	log   output
+	log   *output
 	// metrics, decide and webhook are where the operator's metrics, the
 	// gateway's decisions and its metrics, and the webhook are served.
 	metrics, decide, gatewayMetrics, webhook string
@@ -94,16 +105,14 @@ func (w *world) await(what string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-limit:
-			w.Fatalf("waited a minute until %s", what)
+			w.Fatalf("waited a minute until %s; the operator's log:\n%s", what, w.log.String())
 		}
 	}
 }
 
 func start(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, namespace: "watched-namespace"}
-	// As the manager command has it: JSON, at the level of production.
-	ctrl.SetLogger(zap.New(zap.WriteTo(&w.log)))
+	w := &world{T: t, namespace: "watched-namespace", log: &inProcess}
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{Webhook: true, Policy: true})
 	w.must(err)
 	w.ControlPlane = cp

@@ -98,7 +98,7 @@ func TestTraces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{T: t, ControlPlane: cp, namespace: "traced"}
+	w := &world{T: t, ControlPlane: cp, namespace: "traced", log: &output{}}
 	t.Cleanup(func() { w.must(cp.Stop()) })
 	w.admin, err = client.New(cp.Config, client.Options{Scheme: operator.Scheme()})
 	w.must(err)
@@ -146,7 +146,7 @@ func (w *world) runManager(flags ...string) {
 	cmd := exec.Command(env.Program(w), append([]string{"manager", "--namespace=" + controlplane.OperatorNamespace, "--metrics-bind-address=0", "--health-probe-bind-address=0",
 		"--certificates=files", "--webhook-cert-dir=" + hook.LocalServingCertDir, "--webhook-host=" + hook.LocalServingHost, fmt.Sprintf("--webhook-port=%d", hook.LocalServingPort)}, flags...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
-	cmd.Stdout, cmd.Stderr = &w.log, &w.log
+	cmd.Stdout, cmd.Stderr = w.log, w.log
 	w.must(cmd.Start())
 	w.Cleanup(func() {
 		w.must(cmd.Process.Signal(syscall.SIGTERM))
