@@ -14,8 +14,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The names are those of AdmissionObjects.
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations;validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=fencedlease;fencedlease-bypasses;fencedlease-strict;fencedlease-marks;fencedlease-claims;fencedlease-last-token;fencedlease-tables,verbs=get;patch
+// The names are those of AdmissionObjects. Nothing is deleted: under the
+// admission plugin OwnerReferencesPermissionEnforcement, whoever sets an owner
+// must be allowed to delete.
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations;validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=fencedlease;fencedlease-bypasses;fencedlease-strict;fencedlease-marks;fencedlease-claims;fencedlease-last-token;fencedlease-tables,verbs=get;patch;delete
 
 // ownership lets the cluster's objects by which the fence is asked go with the
 // operator's namespace. Where the namespace is deleted in place of the
