@@ -457,6 +457,15 @@ func (h *Held) renewOnce(ctx context.Context) error {
 	return err
 }
 
+// doubt looks at the claim now: a fence has refused the token, and the watch
+// that tells of a loss may be late. The refusal alone ends nothing, since a
+// record above every token issued refuses who rightly holds.
+func (h *Held) doubt(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, paceOf(h.lifetime()).call)
+	defer cancel()
+	h.look(ctx)
+}
+
 // look reads the claim and takes in what it says.
 func (h *Held) look(ctx context.Context) (resourceVersion string) {
 	claim, err := h.api.get(ctx, h.claim)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/fencedlease/fencedlease/fence"
@@ -15,6 +16,9 @@ type Holder interface {
 	// where there is none: nothing may be sent then.
 	Present() (fence.Token, error)
 }
+
+// doubter is a holder that can look whether it still holds.
+type doubter interface{ doubt(ctx context.Context) }
 
 // Static is a holder of a token that another process keeps, as in a pipeline
 // step. It cannot know of a loss; the fence does.

@@ -73,6 +73,15 @@ func (l *Lock) Present() (fence.Token, error) {
 	return held.Present()
 }
 
+func (l *Lock) doubt(ctx context.Context) {
+	l.mu.Lock()
+	held := l.held
+	l.mu.Unlock()
+	if held != nil {
+		held.doubt(ctx)
+	}
+}
+
 // getWait is how long Get stays in the queue before it tells the elector that
 // somebody else leads.
 const getWait = 10 * time.Second

@@ -1,14 +1,20 @@
 package client
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/fence"
 )
 
@@ -114,6 +120,60 @@ func TestTheRecordIsSentWithTheCredentialsOfTheWrite(t *testing.T) {
 	const path = " /api/v1/namespaces/shop/configmaps/web Bearer x"
 	if diff := cmp.Diff([]string{"DELETE" + path, "PATCH" + path, "DELETE" + path}, sent); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
+	}
+}
+
+// A fence that calls the token stale may know more than the watch: nothing else
+// is sent where the claim is lost, and all goes on where it is not.
+func TestARefusedTokenIsDoubted(t *testing.T) {
+	for name, c := range map[string]struct {
+		message string
+		lost    bool // by then
+		sends   bool // the next write
+	}{
+		"lost and called stale":             {"denied the request: StaleToken: [shop/main] token 41 is stale", true, false},
+		"lost and called lapsed":            {"denied request: Lapsed: [shop/main] token 41 is current", true, false},
+		"held and called stale":             {"denied the request: StaleToken: [shop/main] token 41 is stale", false, true},
+		"lost and refused by another lease": {"denied the request: StaleToken: [shop/other] token 41 is stale", true, true},
+		"lost and refused by a quota":       {"exceeded quota", true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newFake()
+				h := acquired(t, api)
+				if c.lost {
+					api.mu.Lock()
+					api.watches = nil // none of them tells
+					api.mu.Unlock()
+					api.set(metav1.ConditionFalse, v1alpha1.ReasonPreempted, 41)
+				}
+				sent := 0
+				p := &presenter{holder: h, next: transportFunc(func(*http.Request) (*http.Response, error) {
+					sent++
+					answer := httptest.NewRecorder()
+					answer.WriteHeader(http.StatusForbidden)
+					_, _ = fmt.Fprintf(answer, `{"message":%q}`, c.message)
+					return answer.Result(), nil
+				})}
+				write := func() error {
+					resp, err := p.RoundTrip(httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/shop/configmaps/web", nil))
+					if err != nil {
+						return err
+					}
+					body, err := readAll(resp)
+					if err != nil || !bytes.Contains(body, []byte(c.message)) {
+						t.Errorf("the answer is %q, %v", body, err)
+					}
+					return nil
+				}
+				if err := write(); err != nil {
+					t.Fatal(err)
+				}
+				if err := write(); c.sends == errors.Is(err, fence.ErrLost) || c.sends != (sent == 2) {
+					t.Errorf("the next write: %v, %d sent", err, sent)
+				}
+			})
+		})
 	}
 }
 

@@ -116,7 +116,8 @@ func warn(ctx context.Context, cfg *rest.Config, text string) {
 	}
 }
 
-// presenter sends no write once the lease is lost, and presents the token by
+// presenter sends no write once the lease is lost, looks whether it is where the
+// fence says so, and presents the token by
 // header on every one where that is granted.
 type presenter struct {
 	next   http.RoundTripper
@@ -135,12 +136,27 @@ func (p *presenter) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, notSent(req, err)
 	}
-	if !p.id.ByHeader {
-		return p.next.RoundTrip(req)
+	next := p.next
+	if p.id.ByHeader {
+		as := p.id.Impersonate
+		as.Extra = map[string][]string{fence.ExtraToken: {token.String()}}
+		next = transport.NewImpersonatingRoundTripper(as, next)
 	}
-	as := p.id.Impersonate
-	as.Extra = map[string][]string{fence.ExtraToken: {token.String()}}
-	return transport.NewImpersonatingRoundTripper(as, p.next).RoundTrip(req)
+	resp, err := next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if d, ok := p.holder.(doubter); ok {
+		lease := ": [" + p.holder.Lease() + "]"
+		refused, err := says(resp, string(fence.StaleToken)+lease, string(fence.Lapsed)+lease)
+		if err != nil {
+			return nil, err
+		}
+		if refused {
+			d.doubt(req.Context()) // before whoever reads the answer sends more
+		}
+	}
+	return resp, nil
 }
 
 func notSent(req *http.Request, err error) error {
