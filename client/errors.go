@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	gonet "net"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -137,6 +139,10 @@ func unanswered(err error) bool {
 		// The server gave up waiting for its own store or was going down.
 		return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsInternalError(err)
 	}
+	if op, ok := errors.AsType[*gonet.OpError](err); ok && op.Op != "dial" {
+		return true // it broke while the request was written or the answer read
+	}
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		net.IsConnectionReset(err) || net.IsProbableEOF(err) || net.IsTimeout(err) || net.IsHTTP2ConnectionLost(err)
 }

@@ -305,3 +305,35 @@ func TestReaffirmGivesAHigherToken(t *testing.T) {
 		}
 	})
 }
+
+// TestACrowdIsSpread: 500 claimants that start in one moment renew all over the
+// period from the first one on, and stay spread.
+func TestACrowdIsSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const crowd = 500
+		start := time.Now()
+		var seconds [20]atomic.Int64
+		count := func(_ context.Context, verb string) error {
+			if at := int(time.Since(start) / time.Second); verb == "patch" && at < len(seconds) {
+				seconds[at].Add(1)
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range crowd {
+			api := newFake()
+			api.fail(count)
+			go func() { _, _ = acquire(ctx, api, "shop", "main", newOptions(nil)) }()
+		}
+		time.Sleep(time.Duration(len(seconds)) * time.Second)
+		cancel()
+		synctest.Wait()
+		for at := range seconds {
+			// A period of 5 s, the waits up to a fifth shorter: 100 to 125.
+			if n := seconds[at].Load(); n < 50 || n > 190 {
+				t.Errorf("%d renewals in second %d", n, at)
+			}
+		}
+	})
+}

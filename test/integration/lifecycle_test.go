@@ -301,6 +301,9 @@ func TestRestartGivesOneDuration(t *testing.T) {
 	first := start(t, e, func(o *env.Options) { o.Operator = true })
 	w.claim("dead", nil)
 	w.awaitReason("dead", v1alpha1.ReasonGranted)
+	next := w.claim("next", nil)
+	w.renew(next, 200*time.Millisecond)
+	w.awaitReason("next", v1alpha1.ReasonWaiting)
 	first.Stop()
 	// Restarts in a row postpone the hand-over.
 	for range 3 {
@@ -311,12 +314,17 @@ func TestRestartGivesOneDuration(t *testing.T) {
 	if _, reason := w.get("dead"); reason != v1alpha1.ReasonGranted {
 		t.Errorf("the claim is %s though no operator ran for one duration", reason)
 	}
+	// What is waited for shows meanwhile.
+	if held := meta.FindStatusCondition(w.lease().Status.Conditions, v1alpha1.FencedLeaseHeld); held == nil || !strings.Contains(held.Message, `"dead"`) {
+		t.Errorf("the lease does not say whose end is awaited: %+v", held)
+	}
 	begin := time.Now()
 	start(t, e, func(o *env.Options) { o.Operator = true })
-	w.awaitReason("dead", v1alpha1.ReasonLapsed)
+	w.awaitReason("next", v1alpha1.ReasonGranted)
 	if took := time.Since(begin); took < 2*time.Second {
-		t.Errorf("lapsed %v after the restart", took)
+		t.Errorf("handed over %v after the restart", took)
 	}
+	w.awaitReason("dead", v1alpha1.ReasonLapsed)
 }
 
 // TestSteadyStateWritesNothing: renewals reach claims alone.
