@@ -15,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,7 +46,7 @@ func writer(t *testing.T, e *env.Environment, namespace, name string) *rest.Conf
 	e.Grant(t, namespace, name,
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get"}},
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"leaseclaims"}, Verbs: []string{"create", "get", "list", "watch", "patch", "delete"}},
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps", "pods", "pods/eviction"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments", "deployments/scale", "deployments/status"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{"example.com"}, Resources: []string{"widgets", "widgets/status"}, Verbs: []string{"*"}})
 	return e.UserConfig(t, name)
@@ -186,6 +187,10 @@ func TestEveryWriteIsStamped(t *testing.T) {
 		"delete": func(ctx context.Context, c crclient.Client, namespace string) error {
 			return c.Delete(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete"}})
 		},
+		"delete by eviction": func(ctx context.Context, c crclient.Client, namespace string) error {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-evict"}}
+			return c.SubResource("eviction").Create(ctx, pod, &policyv1.Eviction{ObjectMeta: pod.ObjectMeta})
+		},
 		"delete all of": func(ctx context.Context, c crclient.Client, namespace string) error {
 			return c.DeleteAllOf(ctx, &corev1.ConfigMap{}, crclient.InNamespace(namespace), crclient.MatchingLabels{"in": "collection"})
 		},
@@ -215,6 +220,8 @@ func TestEveryWriteIsStamped(t *testing.T) {
 				for _, o := range []crclient.Object{
 					guardedDeployment(namespace, "app"), guarded,
 					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-delete", Labels: map[string]string{fence.LabelLease: "main"}}},
+					&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "to-evict", Labels: map[string]string{fence.LabelLease: "main"}},
+						Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "registry.example.com/c:1"}}}},
 					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
 					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "two", Labels: map[string]string{fence.LabelLease: "main", "in": "collection"}}},
 					&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "plain", Labels: map[string]string{"in": "collection"}}},

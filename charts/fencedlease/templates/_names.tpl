@@ -9,7 +9,7 @@
 
 {{- /* Who may write what is the project's own, as a list in CEL. */ -}}
 {{- define "fencedlease.ownUsers" -}}
-{{- concat (include "fencedlease.controlPlaneUsers" . | fromJsonArray) .Values.exemptUsers | toJson }}
+{{- print "[\"" }}{{ concat (include "fencedlease.controlPlaneUsers" . | fromJsonArray) .Values.exemptUsers | join "\", \"" }}"]
 {{- end }}
 
 {{- /* Whom the fence never judges, as a list in CEL. */ -}}
@@ -20,5 +20,5 @@
 {{- if or (eq . $own) (not (has . $all)) }}{{ fail (printf "judgedUsers: %s is no principal of the control plane that is exempt" .) }}{{ end }}
 {{- $all = without $all . }}
 {{- end }}
-{{- concat $all .Values.exemptUsers | toJson }}
+{{- print "[\"" }}{{ concat $all .Values.exemptUsers | join "\", \"" }}"]
 {{- end }}
