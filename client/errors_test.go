@@ -66,12 +66,12 @@ func TestAnswers(t *testing.T) {
 			if reason, ok := Reason(c.err); reason != c.reason || ok != (c.reason != "") {
 				t.Errorf("reason %q, %t; want %q", reason, ok, c.reason)
 			}
-			if got := IsStale(c.err); got != (c.is == fence.ErrStale) {
+			if got := IsStale(c.err); got != errors.Is(c.is, fence.ErrStale) {
 				t.Errorf("stale: %t", got)
 			}
 			got := Outcome(c.err)
 			for _, sentinel := range []error{fence.ErrStale, fence.ErrLost, fence.ErrOutcomeUnknown} {
-				if errors.Is(got, sentinel) != (c.is == sentinel) {
+				if errors.Is(got, sentinel) != errors.Is(c.is, sentinel) {
 					t.Errorf("%v: is %v, want %v", got, sentinel, c.is)
 				}
 			}

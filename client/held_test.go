@@ -326,7 +326,7 @@ func TestACrowdIsSpread(t *testing.T) {
 			api.fail(count)
 			go func() { _, _ = acquire(ctx, api, "shop", "main", newOptions(nil)) }()
 		}
-		time.Sleep(time.Duration(len(seconds)) * time.Second)
+		<-time.After(time.Duration(len(seconds)) * time.Second)
 		cancel()
 		synctest.Wait()
 		for at := range seconds {

@@ -5,6 +5,7 @@ package kubectl
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -285,6 +286,23 @@ func TestHighestToken(t *testing.T) {
 	var float struct{ Status struct{ Token float64 } }
 	if err := json.Unmarshal([]byte(kubectl("", "get", "fencedlease", "main", "-o", "json")), &float); err != nil || strconv.FormatFloat(float.Status.Token, 'f', -1, 64) != highest {
 		t.Errorf("floating-point: %v, %v", float, err)
+	}
+	// Through JavaScript and jq, whose numbers are floating-point, and yq.
+	for _, through := range [][]string{
+		{"node", "-e", `let t = ""; process.stdin.on("data", d => t += d).on("end", () => console.log(JSON.stringify(JSON.parse(t))))`},
+		{"jq", "."}, {"yq", "."},
+	} {
+		through := exec.CommandContext(t.Context(), through[0], through[1:]...)
+		through.Stdin = strings.NewReader(kubectl("", "get", "fencedlease/main", "configmap/guarded", "-o", "json"))
+		back, err := through.Output()
+		if err != nil {
+			t.Fatalf("%v: %v; install it, on Debian with: apt-get install nodejs jq yq", through.Args, err)
+		}
+		if n := strings.Count(string(back), highest); n < 2 {
+			t.Errorf("%v leaves the number %d times in %s", through.Args, n, back)
+		}
+		kubectl(string(back), "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=true",
+			"--as=person", "--as-group=system:masters", "--as-user-extra="+fence.ExtraToken+"="+highest, "-f", "-")
 	}
 	// There and back.
 	kubectl(strings.Replace(kubectl("", "get", "configmap", "guarded", "-o", "yaml"), "metadata:", "data:\n  a: b\nmetadata:", 1),
