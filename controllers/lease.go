@@ -410,6 +410,7 @@ func (r *leaseReconciler) reserveAndSeal(ctx context.Context, lease *v1alpha1.Fe
 		if err := r.floor.raise(ctx, token); err != nil {
 			return "", err
 		}
+		r.table.runsAhead(token)
 	}
 	return r.seal.seal(ctx, lease, token)
 }

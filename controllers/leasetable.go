@@ -58,6 +58,9 @@ type leaseTable struct {
 	// ahead are leases that are being published, or were and the cache does not
 	// show it yet.
 	ahead map[types.UID]*v1alpha1.FencedLease
+	// ranAhead is the highest token above the store's revision that this process
+	// issued.
+	ranAhead fence.Token
 	// asked counts the calls of expect.
 	asked int64
 	// again asks for a look at the table that no lease's change asks for.
@@ -100,6 +103,14 @@ func (t *leaseTable) expect(ctx context.Context, lease *v1alpha1.FencedLease) er
 		t.retract(lease) // the write may have arrived all the same
 	}
 	return err
+}
+
+// runsAhead takes note of a token above the store's revision. The next write
+// of the table tells of it.
+func (t *leaseTable) runsAhead(token fence.Token) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ranAhead = max(t.ranAhead, token)
 }
 
 // retract takes back what was not published after all, and has the table
@@ -183,7 +194,7 @@ func (t *leaseTable) put(ctx context.Context, table *corev1.ConfigMap, data map[
 // data is what the table has to say in place of what it says.
 func (t *leaseTable) data(ctx context.Context, table map[string]string) (map[string]string, error) {
 	leases, seen, err := t.leases(ctx, t.client)
-	if err == nil && seen < revisionOr0(table[fence.TableSeen]) {
+	if err == nil && (seen < revisionOr0(table[fence.TableSeen]) || turnsBack(table, leases)) {
 		// Who wrote the table had seen more. A replica that was paused must not
 		// turn it back.
 		leases, seen, err = t.leases(ctx, t.live)
@@ -191,7 +202,15 @@ func (t *leaseTable) data(ctx context.Context, table map[string]string) (map[str
 	if err != nil {
 		return nil, err
 	}
-	data, leftOut := fence.PackTable(leases, seen)
+	t.mu.Lock()
+	ahead := max(t.ranAhead, fence.Token(revisionOr0(table[fence.TableAhead])))
+	t.mu.Unlock()
+	for i := range leases {
+		if l := &leases[i].Lease; l.Current == 0 && ahead > 0 {
+			l.Min = max(l.Min, ahead+1) // as its first token will be
+		}
+	}
+	data, leftOut := fence.PackTable(leases, seen, ahead)
 	size := 0
 	for key, value := range data {
 		size += len(key) + len(value)
@@ -239,13 +258,23 @@ func revisionOr0(text string) int64 {
 	return n
 }
 
-// sameTable tells whether two tables say the same of every lease. That one is
-// complete up to a later revision is not worth a write: an older one only
-// leaves more to the webhook.
+// turnsBack tells whether the table knows a newer token than leases do.
+func turnsBack(table map[string]string, leases []fence.TableLease) bool {
+	tokens := fence.TableTokens(table)
+	return slices.ContainsFunc(leases, func(l fence.TableLease) bool {
+		return tokens[l.Namespace+"/"+l.Name] > l.Lease.Current
+	})
+}
+
+// sameTable tells whether two tables say the same of every lease. Up to where
+// one is complete is not worth a write: an older one only leaves more to the
+// webhook.
 func sameTable(a, b map[string]string) bool {
 	a, b = maps.Clone(a), maps.Clone(b)
-	delete(a, fence.TableSeen)
-	delete(b, fence.TableSeen)
+	for _, key := range []string{fence.TableSeen, fence.TableAhead} {
+		delete(a, key)
+		delete(b, key)
+	}
 	return maps.Equal(a, b)
 }
 
@@ -266,6 +295,12 @@ func tableOf(items []v1alpha1.FencedLease) []fence.TableLease {
 				HeaderOnly: lease.Spec.Presentation == v1alpha1.PresentationHeader,
 			},
 			AllowedNamespaces: lease.Spec.AllowedNamespaces,
+		}
+		if l.Lease.Current == 0 {
+			// Whatever a lease of its name before it was issued is below that.
+			if next, err := nextToken(lease, 0); err == nil {
+				l.Lease.Min = max(l.Lease.Min, next)
+			}
 		}
 		if u := lease.Spec.UnstampedWrites; u != nil {
 			// An exception may deny, so only a plain default is known to pass.

@@ -188,7 +188,7 @@ func TestLeaseTable(t *testing.T) {
 // replaceTable is another replica, which has seen leases up to revision 200.
 func replaceTable(t *testing.T, objects client.Client, key types.NamespacedName, leases []v1alpha1.FencedLease) {
 	t.Helper()
-	data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), leases...)), 200)
+	data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), leases...)), 200, 0)
 	cm := &corev1.ConfigMap{}
 	if err := objects.Get(t.Context(), key, cm); err != nil {
 		t.Fatal(err)
@@ -314,7 +314,8 @@ func TestTableOfLeases(t *testing.T) {
 			BindUser: true, DenyLapsed: true, HeaderOnly: true,
 		}, AllowedNamespaces: []string{"cart"}, UnstampedAllowed: true},
 		// An exception may deny, so the table must not let everybody pass.
-		{Namespace: "shop", Name: "a"},
+		// Its first token will be above its revision: what is below was another's.
+		{Namespace: "shop", Name: "a", Lease: fence.Lease{Min: 9}},
 	}
 	if diff := cmp.Diff(want, tableOf([]v1alpha1.FencedLease{excepted, held})); diff != "" {
 		t.Errorf("the oldest first (-want +got):\n%s", diff)

@@ -170,16 +170,13 @@ func Judge(p Presented, recorded Token, lease Lease, policy Policy) Verdict {
 	switch {
 	case token < lease.Current:
 		return deny(StaleToken, "is stale", "stop: a newer token was issued")
+	case token < current:
+		return deny(StaleToken, "is revoked", "stop, and acquire the lease anew")
 	case token > lease.Current:
 		if !policy.Live {
 			return Verdict{Outcome: Confirm, Reason: UnissuedToken, Token: token}
 		}
-		if token < current {
-			return deny(StaleToken, "is revoked", "stop, and acquire the lease anew")
-		}
 		return deny(UnissuedToken, "was never issued", "present the token of your own claim's status")
-	case token < current:
-		return deny(StaleToken, "is revoked", "stop, and acquire the lease anew")
 	}
 	if lease.HeaderOnly && !p.ByHeader {
 		return Verdict{Reason: Unstamped, Token: token, Message: fmt.Sprintf(

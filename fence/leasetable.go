@@ -11,6 +11,7 @@ import (
 // lease among thousands with two splits:
 //
 //	_seen       the store's revision up to which the table is complete
+//	_ahead      the highest token that was issued above _seen; absent where none was
 //	_left-out   how many leases did not fit; absent where all did
 //	<namespace> the leases of that namespace: a line feed, then one line each
 //
@@ -24,15 +25,17 @@ import (
 // binds its token to; allowed the namespaces, each between blanks, whose
 // objects may name the lease besides those of its own, "*" for all.
 //
-// A token is never lower than the revision at which its lease was created. So
-// a lease that the table does not hold, and whose token is not above _seen, is
-// gone (or did not fit). Above _seen it may be newer than the table; so may be
-// a token above current, which is no word on whether it was issued.
+// A token is never lower than the revision at which its lease was created, nor
+// than any that was issued ahead of the revisions before. So a lease that the
+// table does not hold is gone (or did not fit) where its token is not above
+// _seen and _ahead. Above them it may be newer than the table; so may be a token
+// above current, which is no word on whether it was issued.
 const (
 	// TableName is the name of the ConfigMap, in the operator's namespace.
 	TableName = "fencedlease-table"
-	// TableSeen and TableLeftOut are the keys that are no namespaces.
+	// TableSeen, TableAhead and TableLeftOut are the keys that are no namespaces.
 	TableSeen    = "_seen"
+	TableAhead   = "_ahead"
 	TableLeftOut = "_left-out"
 	// TableMaxBytes bounds keys and values together, below the 1 MiB that a
 	// ConfigMap may hold.
@@ -81,10 +84,11 @@ type TableLease struct {
 
 // PackTable gives the table's data. Leases that would exceed TableMaxBytes are
 // left out, the last ones first, and counted: give the oldest first. seen is
-// the store's revision up to which leases is complete.
-func PackTable(leases []TableLease, seen int64) (data map[string]string, leftOut int) {
+// the store's revision up to which leases is complete, ahead the highest token
+// that was issued above it, 0 for none.
+func PackTable(leases []TableLease, seen int64, ahead Token) (data map[string]string, leftOut int) {
 	packed := map[string]*strings.Builder{}
-	size := len(TableSeen) + len(TableLeftOut) + 2*20
+	size := len(TableSeen) + len(TableAhead) + len(TableLeftOut) + 3*20
 	for _, l := range leases {
 		line := tableLine(l)
 		more := len(line)
@@ -107,6 +111,9 @@ func PackTable(leases []TableLease, seen int64) (data map[string]string, leftOut
 		data[namespace] = lines.String()
 	}
 	data[TableSeen] = strconv.FormatInt(seen, 10)
+	if int64(ahead) > seen {
+		data[TableAhead] = ahead.String()
+	}
 	if leftOut > 0 {
 		data[TableLeftOut] = strconv.Itoa(leftOut)
 	}
@@ -152,6 +159,24 @@ func tableText(s string) string {
 	return s
 }
 
+// TableTokens gives the newest token of every lease in the table's data, by
+// "namespace/name".
+func TableTokens(data map[string]string) map[string]Token {
+	tokens := map[string]Token{}
+	for namespace, lines := range data {
+		for line := range strings.Lines(lines) {
+			fields := strings.SplitN(line, "\t", TableFieldCurrent+3)
+			if len(fields) < TableFieldCurrent+3 {
+				continue // no lease's line
+			}
+			if token, err := ParseToken(fields[TableFieldCurrent+1]); err == nil {
+				tokens[namespace+"/"+fields[0]] = token
+			}
+		}
+	}
+	return tokens
+}
+
 // LookupTable finds a lease in the table's data, as the policies do. Without
 // one, newer tells whether a lease with this token may be newer than the table
 // rather than gone. The Holder of the result is not restored.
@@ -159,7 +184,8 @@ func LookupTable(data map[string]string, namespace, name string, token Token) (l
 	_, rest, found := strings.Cut(data[namespace], "\n"+name+"\t")
 	if !found {
 		seen, err := strconv.ParseInt(data[TableSeen], 10, 64)
-		return TableLease{}, false, err != nil || int64(token) > seen
+		ahead, _ := ParseToken(data[TableAhead])
+		return TableLease{}, false, err != nil || int64(token) > seen && token > ahead
 	}
 	line, _, _ := strings.Cut(rest, "\n")
 	fields := strings.Split(line, "\t")

@@ -16,7 +16,7 @@ func TestTableLines(t *testing.T) {
 		{Namespace: "shop", Name: "bound", UnstampedAllowed: true, AllowedNamespaces: []string{"a", "b"},
 			Lease: Lease{Current: 42, Min: 50, Held: true, Holder: "c\td", HolderUser: "bob\tsmith", HolderPodUID: "p1", BindUser: true, DenyLapsed: true, HeaderOnly: true}},
 	}
-	got, leftOut := PackTable(leases, 1000)
+	got, leftOut := PackTable(leases, 1000, 0)
 	want := map[string]string{
 		"_seen": "1000",
 		// What revokes nothing and an account that binds nothing are left out.
@@ -34,7 +34,7 @@ func TestTableIsBounded(t *testing.T) {
 	for i := range 30_000 {
 		leases = append(leases, TableLease{Namespace: fmt.Sprintf("ns-%d", i%7), Name: fmt.Sprintf("lease-%05d", i), Lease: Lease{Current: 42}})
 	}
-	data, leftOut := PackTable(leases, 1<<60)
+	data, leftOut := PackTable(leases, 1<<60, 0)
 	size := 0
 	for key, value := range data {
 		size += len(key) + len(value)
@@ -53,7 +53,7 @@ func TestTableIsBounded(t *testing.T) {
 }
 
 func TestLookupTable(t *testing.T) {
-	data, _ := PackTable([]TableLease{{Namespace: "shop", Name: "main-2", Lease: Lease{Current: 42}}}, 1000)
+	data, _ := PackTable([]TableLease{{Namespace: "shop", Name: "main-2", Lease: Lease{Current: 42}}}, 1000, 0)
 	tests := map[string]struct {
 		namespace, name string
 		token           Token
@@ -93,7 +93,7 @@ func TestTableKeepsWhatJudgeNeeds(t *testing.T) {
 			BindUser: rapid.Bool().Draw(t, "bind"), DenyLapsed: rapid.Bool().Draw(t, "lapsed"), HeaderOnly: rapid.Bool().Draw(t, "header"),
 		}
 		before := TableLease{Namespace: "shop", Name: "before", Lease: Lease{Held: true, Holder: text.Draw(t, "other"), BindUser: true, HolderUser: text.Draw(t, "otherUser")}}
-		data, _ := PackTable([]TableLease{before, {Namespace: "shop", Name: "main", Lease: lease}}, 1)
+		data, _ := PackTable([]TableLease{before, {Namespace: "shop", Name: "main", Lease: lease}}, 1, 0)
 		got, found, _ := LookupTable(data, "shop", "main", 1)
 		if !found || strings.Count(data["shop"], "\n") != 3 {
 			t.Fatalf("a text breaks the table's lines: %q", data["shop"])

@@ -153,7 +153,7 @@ func decide(w *write, f facts) (verdict, question) {
 		return deny(fence.FenceRemoved, "[%s] the write lowers the recorded token from %s to %s; leave the fence's annotations", lease.Name, recorded, after), nothing
 	case after != token:
 		return deny(fence.NotRecorded, "[%s] the request presents token %s and its object holds %s; both have to agree", lease.Name, token, after), nothing
-	case w.old != nil && w.new != nil && w.old.Annotations[fence.AnnotationFloor] != w.new.Annotations[fence.AnnotationFloor]:
+	case !labelless(path) && w.old != nil && w.new != nil && w.old.Annotations[fence.AnnotationFloor] != w.new.Annotations[fence.AnnotationFloor]:
 		return deny(fence.FenceRemoved, "[%s] only the operator writes the annotation %s; leave it", lease.Name, fence.AnnotationFloor), nothing
 	case !guarded && w.new != nil && (w.new.Annotations[fence.AnnotationFloor] != "" || w.new.Annotations[fence.AnnotationDeleteToken] != ""):
 		return deny(fence.FenceRemoved, "[%s] an object that comes under guard must not bring %s or %s along; take them off",

@@ -7,7 +7,8 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 )
 
-// ExemptUsers are the principals of the control plane, by exact name: the
+// ExemptUsers are the principals of the control plane, by exact name, among them
+// every controller to which the API server's default RBAC gives a role: the
 // fence neither judges nor delays their writes, so that the control plane never
 // depends on it. The match conditions of config/webhook and the policies name
 // the same ones.
@@ -22,6 +23,7 @@ var ExemptUsers = []string{
 	"system:serviceaccount:kube-system:cronjob-controller",
 	"system:serviceaccount:kube-system:daemon-set-controller",
 	"system:serviceaccount:kube-system:deployment-controller",
+	"system:serviceaccount:kube-system:device-taint-eviction-controller",
 	"system:serviceaccount:kube-system:disruption-controller",
 	"system:serviceaccount:kube-system:endpoint-controller",
 	"system:serviceaccount:kube-system:endpointslice-controller",
@@ -31,23 +33,34 @@ var ExemptUsers = []string{
 	"system:serviceaccount:kube-system:generic-garbage-collector",
 	"system:serviceaccount:kube-system:horizontal-pod-autoscaler",
 	"system:serviceaccount:kube-system:job-controller",
+	"system:serviceaccount:kube-system:kube-apiserver-serving-clustertrustbundle-publisher",
+	"system:serviceaccount:kube-system:legacy-service-account-token-cleaner",
 	"system:serviceaccount:kube-system:namespace-controller",
 	"system:serviceaccount:kube-system:node-controller",
 	"system:serviceaccount:kube-system:persistent-volume-binder",
 	"system:serviceaccount:kube-system:pod-garbage-collector",
+	"system:serviceaccount:kube-system:podcertificaterequestcleaner",
+	"system:serviceaccount:kube-system:podgroup-protection-controller",
 	"system:serviceaccount:kube-system:pv-protection-controller",
 	"system:serviceaccount:kube-system:pvc-protection-controller",
 	"system:serviceaccount:kube-system:replicaset-controller",
 	"system:serviceaccount:kube-system:replication-controller",
 	"system:serviceaccount:kube-system:resource-claim-controller",
+	"system:serviceaccount:kube-system:resourcepoolstatusrequest-controller",
 	"system:serviceaccount:kube-system:resourcequota-controller",
 	"system:serviceaccount:kube-system:root-ca-cert-publisher",
 	"system:serviceaccount:kube-system:route-controller",
+	"system:serviceaccount:kube-system:selinux-warning-controller",
 	"system:serviceaccount:kube-system:service-account-controller",
+	"system:serviceaccount:kube-system:service-cidrs-controller",
 	"system:serviceaccount:kube-system:service-controller",
 	"system:serviceaccount:kube-system:statefulset-controller",
+	"system:serviceaccount:kube-system:storage-version-garbage-collector",
+	"system:serviceaccount:kube-system:storage-version-migrator-controller",
 	"system:serviceaccount:kube-system:ttl-after-finished-controller",
 	"system:serviceaccount:kube-system:ttl-controller",
+	"system:serviceaccount:kube-system:validatingadmissionpolicy-status-controller",
+	"system:serviceaccount:kube-system:volumeattributesclass-protection-controller",
 }
 
 // Exempt gives the exempt users of an installation: the control plane's but for

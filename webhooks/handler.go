@@ -180,6 +180,9 @@ func (h *handler) judge(ctx context.Context, r *admissionv1.AdmissionRequest) (v
 }
 
 func (h *handler) lease(ctx context.Context, from client.Reader, key types.NamespacedName) (*v1alpha1.FencedLease, error) {
+	if key.Name == "" || key.Namespace == "" {
+		return nil, nil //nolint:nilnil // no lease can be there
+	}
 	lease := &v1alpha1.FencedLease{}
 	if err := from.Get(ctx, key, lease); apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // no lease is an answer
@@ -207,9 +210,14 @@ func (h *handler) parent(ctx context.Context, r *admissionv1.AdmissionRequest) (
 	}
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(kind)
-	if err := h.live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, o); apierrors.IsNotFound(err) {
+	switch err := h.live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, o); {
+	case apierrors.IsNotFound(err):
 		return nil, nil //nolint:nilnil // there is nothing that the write could change
-	} else if err != nil {
+	case apierrors.IsForbidden(err) && r.Namespace == "":
+		// No mark keeps those of the cluster that nothing guards out of reach: a
+		// kind that is to be guarded is granted.
+		return nil, nil //nolint:nilnil // as good as nothing
+	case err != nil:
 		return nil, fmt.Errorf("read %s %s/%s: %w", r.Resource.Resource, r.Namespace, r.Name, err)
 	}
 	return o, nil

@@ -3,7 +3,6 @@ package webhooks
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +11,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/fencedlease/fencedlease/fence"
 )
@@ -76,6 +76,9 @@ func readRequest(r *admissionv1.AdmissionRequest) (*write, error) {
 	if w.new, err = metadata(r.Object.Raw); err != nil {
 		return nil, fmt.Errorf("read the object of the request: %w", err)
 	}
+	if r.Resource.Group == "" && r.Resource.Resource == "namespaces" {
+		r.Namespace = "" // the API server gives a Namespace's own name
+	}
 	if r.Name == "" { // generated, or of a collection
 		r.Name = nameOf(w.old, w.new)
 	}
@@ -137,7 +140,7 @@ func metadata(raw []byte) (*metav1.PartialObjectMetadata, error) {
 		return nil, errNoObject
 	}
 	o := &metav1.PartialObjectMetadata{}
-	if err := json.Unmarshal(raw, o); err != nil {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, o); err != nil {
 		return nil, err
 	}
 	return o, nil
@@ -236,7 +239,7 @@ func (w *write) contents() (before, after map[string]any, ok bool) {
 	if w.request.Operation != admissionv1.Update {
 		return nil, nil, false
 	}
-	if json.Unmarshal(w.request.OldObject.Raw, &before) != nil || json.Unmarshal(w.request.Object.Raw, &after) != nil {
+	if kjson.UnmarshalCaseSensitivePreserveInts(w.request.OldObject.Raw, &before) != nil || kjson.UnmarshalCaseSensitivePreserveInts(w.request.Object.Raw, &after) != nil {
 		return nil, nil, false
 	}
 	return before, after, before != nil && after != nil

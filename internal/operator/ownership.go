@@ -17,7 +17,7 @@ import (
 // The names are those of AdmissionObjects. Nothing is deleted: under the
 // admission plugin OwnerReferencesPermissionEnforcement, whoever sets an owner
 // must be allowed to delete.
-// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations;validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=fencedlease;fencedlease-bypasses;fencedlease-strict;fencedlease-marks;fencedlease-claims;fencedlease-last-token;fencedlease-tables,verbs=get;patch;delete
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations;validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=fencedlease;fencedlease-bindings;fencedlease-bypasses;fencedlease-strict;fencedlease-marks;fencedlease-claims;fencedlease-last-token;fencedlease-tables,verbs=get;patch;delete
 
 // ownership lets the cluster's objects by which the fence is asked go with the
 // operator's namespace. Where the namespace is deleted in place of the

@@ -25,7 +25,7 @@ func BenchmarkUsual(b *testing.B) {
 	for i := range 1000 {
 		leases = append(leases, fence.TableLease{Namespace: "shop", Name: fmt.Sprintf("lease-%04d", i), Lease: fence.Lease{Current: 42, Held: true, Holder: "pod-b"}})
 	}
-	data, _ := fence.PackTable(leases, 7)
+	data, _ := fence.PackTable(leases, 7, 0)
 	params := &corev1.ConfigMap{Data: data}
 	object := func(n string) *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{

@@ -55,11 +55,11 @@ func fenceVariables() []admissionv1.Variable {
 			is{"variables.recording < variables.recorded || (request.operation == 'UPDATE' && !" + same(annotation, fence.AnnotationFloor) + ")", quote(stripped)},
 			is{"variables.recording != variables.presented && variables.known && variables.presented < variables.current", quote(superseded)},
 			is{"variables.recording != variables.presented", quote(unrecorded)},
-			is{"!variables.known", fmt.Sprintf("(variables.presented <= int(params.?data[?%s].orValue('0')) ? %s : '')", quote(fence.TableSeen), quote(unknown))},
+			is{"!variables.known", "(variables.presented <= " + seen() + " ? " + quote(unknown) + " : '')"},
 			is{"!variables.allowed", quote(notAllowed)},
 			is{"variables.presented < variables.current", quote(superseded)},
-			is{"variables.presented > variables.current", "''"},
 			is{"variables.presented < variables.revokedBelow", quote(revoked)},
+			is{"variables.presented > variables.current", "''"},
 			is{flag(fence.TableHeaderOnly) + " && variables.header.size() == 0", quote(byHeader)},
 			is{"variables.bound", quote(otherUser)},
 			is{flag(fence.TableDenyLapsed) + " && !" + flag(fence.TableHeld), quote(lapsed)},
@@ -77,6 +77,13 @@ func fenceVariables() []admissionv1.Variable {
 			"object == oldObject",
 			all(fmt.Sprintf("!(variables.verdict in %s)", list([]string{malformed, stale, superseded, revoked})), finishes()))},
 	}
+}
+
+// seen is the highest token that a lease can have had which the table lacks: up
+// to there the lease is gone.
+func seen() string {
+	number := func(key string) string { return "int(params.?data[?" + quote(key) + "].orValue('0'))" }
+	return "[" + number(fence.TableSeen) + ", " + number(fence.TableAhead) + "].max()"
 }
 
 // field and flag look into the lease's line of the table.

@@ -49,7 +49,7 @@ func sender(name string, extra ...string) user.DefaultInfo {
 }
 
 func tableOf(seen int64, leases ...fence.TableLease) *corev1.ConfigMap {
-	data, _ := fence.PackTable(leases, seen)
+	data, _ := fence.PackTable(leases, seen, 0)
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fencedlease-system", Name: fence.TableName}, Data: data}
 }
 

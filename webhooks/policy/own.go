@@ -102,9 +102,12 @@ func Tables(o Options) *admissionv1.ValidatingAdmissionPolicy {
 		NotExempt(o),
 	}
 	p.Spec.Validations = []admissionv1.Validation{forbid(anyOf(
-		// Installing and upgrading touch metadata alone.
-		"request.operation == 'CREATE' && !has(object.data) && !has(object.immutable)",
-		"request.operation == 'UPDATE' && object.?data == oldObject.?data && object.?immutable == oldObject.?immutable",
+		// Installing and upgrading touch metadata alone. An owner that is gone
+		// would have the garbage collector delete it.
+		"request.operation == 'CREATE' && object.metadata.?name.orValue('') == "+quote(fence.TableName)+
+			" && !has(object.data) && !has(object.immutable) && !has(object.metadata.ownerReferences)",
+		"request.operation == 'UPDATE' && object.?data == oldObject.?data && object.?immutable == oldObject.?immutable"+
+			" && object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences",
 		// Who may take this policy away takes the installation away: Helm
 		// deletes the table before its bindings. Without it the fence refuses,
 		// and the marks alone are unguarded until the operator writes it again.

@@ -421,7 +421,7 @@ func TestMarks(t *testing.T) {
 		if leases == nil {
 			leases = []fence.TableLease{{Namespace: s.namespace, Name: "main", Lease: fence.Lease{Current: 42}}}
 		}
-		data, _ := fence.PackTable(leases, 1)
+		data, _ := fence.PackTable(leases, 1, 0)
 		table := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.OperatorNamespace, Name: fence.TableName}, Data: data}
 		c := s.as(operator, nil)
 		s.must(client.IgnoreNotFound(c.Delete(s.Context(), table.DeepCopy())))
@@ -461,7 +461,7 @@ func TestMarks(t *testing.T) {
 	try(t, func(s *stage) {
 		// One lease for all first, so that the policies are known to have the table.
 		marked(s, elsewhere("pod-b", "*"))
-		data, _ := fence.PackTable([]fence.TableLease{elsewhere(" * "+s.namespace+" ", "a", s.namespace+"z")}, 2)
+		data, _ := fence.PackTable([]fence.TableLease{elsewhere(" * "+s.namespace+" ", "a", s.namespace+"z")}, 2, 0)
 		s.must(s.as(operator, nil).Update(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.OperatorNamespace, Name: fence.TableName}, Data: data}))
 		refuses := s.refuses(write(mark("null", "")))
 		await(s.T, "the policies know the new table", func() bool { return !refuses() })

@@ -96,5 +96,6 @@ func Layer(o Options) []any {
 // Alone gives what goes with Layer where no webhook is installed.
 func Alone(o Options) []any {
 	strict, strictBinding := Strict(o)
-	return []any{strict, strictBinding}
+	bindings := Bindings(o)
+	return []any{strict, strictBinding, bindings, Bind(bindings)}
 }

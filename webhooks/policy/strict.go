@@ -52,6 +52,9 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 		{Name: "untouched", Expression: "request.operation != 'UPDATE' || " + all(same(label, leaseNames...), same(annotation, fence.AnnotationsOfFence...))},
 		{Name: "recorded", Expression: "variables.guarded ? [" + tokenOr0(annotation("oldObject", fence.AnnotationToken)+".orValue('')") + ", " +
 			tokenOr0(annotation("oldObject", fence.AnnotationFloor)+".orValue('')") + "].max() : 0"},
+		// What the object will hold as its record once the write commits.
+		{Name: "recording", Expression: "request.operation == 'DELETE' ? variables.recorded : [" + tokenOr0("variables.sent") + ", " +
+			tokenOr0(annotation("object", fence.AnnotationFloor)+".orValue('')") + "].max()"},
 		{Name: "decided", Expression: all("request.operation == 'DELETE'", "variables.recorded > 0",
 			annotation("oldObject", fence.AnnotationDeleteToken)+".orValue('') == string(variables.recorded)")},
 		// Rules 1 and 2, as the fence policy has them.
@@ -79,8 +82,8 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 			is{"!variables.stamped", "'unstamped'"},
 			// The fence policy judges the rest: what is at most current, what the
 			// path does not record, and leases that are gone.
-			is{isToken("variables.presented") + " && (request.operation == 'DELETE' ? string(variables.recorded) : variables.sent) == variables.presented" +
-				" && int(variables.presented) > int(variables.known ? variables.current : params.?data[?" + quote(fence.TableSeen) + "].orValue('0'))", "'unjudged'"},
+			is{isToken("variables.presented") + " && variables.recording == int(variables.presented)" +
+				" && variables.recording > (variables.known ? int(variables.current) : " + seen() + ")", "'unjudged'"},
 			is{"", "''"},
 		)},
 	}
@@ -111,4 +114,24 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 		Reason: new(metav1.StatusReasonForbidden),
 	}}
 	return p, tableBinding(p, o)
+}
+
+// Bindings refuses to carry the fence's label or annotations onto a Pod, where
+// nothing would see them come. The webhook does so where it is installed.
+func Bindings(o Options) *admissionv1.ValidatingAdmissionPolicy {
+	p := newPolicy("fencedlease-bindings")
+	p.Spec.MatchConstraints = &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{
+		rule("", []string{"bindings", "pods/binding"}, admissionv1.Create),
+	}}
+	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
+	var none []string
+	for _, name := range []string{fence.LabelLease, fence.LabelLeaseNamespace} {
+		none = append(none, "!"+label("object", name)+".hasValue()")
+	}
+	for _, name := range fence.AnnotationsOfFence {
+		none = append(none, "!"+annotation("object", name)+".hasValue()")
+	}
+	p.Spec.Validations = []admissionv1.Validation{forbid(all(none...),
+		string(fence.FenceRemoved)+": a Binding must not carry the fence's label or annotations onto its Pod; take them off")}
+	return p
 }
