@@ -214,6 +214,23 @@ func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
 			t.Errorf("the table says %s, want 42", token)
 		}
 	})
+	t.Run("while its successor published what the table had already", func(t *testing.T) {
+		paused, cache := tabled(before, before)
+		reconcileTable(t, paused)
+		successor, _ := tabled(before, before)
+		successor.client.(*store).Client, successor.live.(*store).Client = cache.Client, cache.Client
+		// Its cache, too, ends where that of the paused one does: the table is
+		// complete up to the same revision.
+		next := at("main", 42, 100)
+		if err := successor.expect(t.Context(), &next); err != nil {
+			t.Fatal(err)
+		}
+		paused.live.(*store).leases = after
+		reconcileTable(t, paused)
+		if token, _ := current(t, paused, "main"); token != 42 {
+			t.Errorf("the table says %s, want 42", token)
+		}
+	})
 	t.Run("between its read and its write", func(t *testing.T) {
 		table, cache := tabled(before, before)
 		reconcileTable(t, table)
@@ -231,6 +248,43 @@ func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
 			t.Errorf("the table says %s, want 42", token)
 		}
 	})
+}
+
+// TestTokensAheadOfTheStore: the table keeps what was issued above the store's
+// revision when its lease is gone, so that nobody takes such a token for a
+// newer lease's.
+func TestTokensAheadOfTheStore(t *testing.T) {
+	table, cache := tabled([]v1alpha1.FencedLease{at("main", 1000, 100)}, nil)
+	table.runsAhead(1000)
+	reconcileTable(t, table)
+	stored := func() *corev1.ConfigMap {
+		t.Helper()
+		cm := &corev1.ConfigMap{}
+		if err := cache.Client.Get(t.Context(), table.key, cm); err != nil {
+			t.Fatal(err)
+		}
+		return cm
+	}
+	for what, leases := range map[string][]v1alpha1.FencedLease{
+		"its lease is gone": {at("other", 7, 120)},
+		"it is made anew":   {at("main", 0, 130)},
+	} {
+		// Another process, which issued nothing itself.
+		after, _ := tabled(leases, leases)
+		after.client.(*store).Client, after.live.(*store).Client = cache.Client, cache.Client
+		reconcileTable(t, after)
+		data := stored().Data
+		if data[fence.TableAhead] != "1000" {
+			t.Errorf("%s: the table says that tokens ran up to %q ahead", what, data[fence.TableAhead])
+		}
+		lease, found, newer := fence.LookupTable(data, "shop", "main", 1000)
+		if newer || found && lease.Lease.Min != 1001 {
+			t.Errorf("%s: token 1000 finds %+v, newer %t", what, lease.Lease, newer)
+		}
+		if _, found, newer := fence.LookupTable(data, "shop", "third", 1001); found || !newer {
+			t.Errorf("%s: a token above it may not be a newer lease's", what)
+		}
+	}
 }
 
 // TestReplicaThatWroteLastLooksAgain: what a process wrote last is no proof of

@@ -54,12 +54,15 @@ func TestTableIsBounded(t *testing.T) {
 
 func TestLookupTable(t *testing.T) {
 	data, _ := PackTable([]TableLease{{Namespace: "shop", Name: "main-2", Lease: Lease{Current: 42}}}, 1000, 0)
+	ahead, _ := PackTable(nil, 1000, 2000)
 	tests := map[string]struct {
 		namespace, name string
 		token           Token
 		data            map[string]string
 		found, newer    bool
 	}{
+		"a token up to what ran ahead":               {namespace: "shop", name: "new", token: 2000, data: ahead},
+		"a token above what ran ahead":               {namespace: "shop", name: "new", token: 2001, data: ahead, newer: true},
 		"a lease that is there":                      {namespace: "shop", name: "main-2", data: data, found: true},
 		"the beginning of a name is another lease":   {namespace: "shop", name: "main", token: 1000, data: data},
 		"the end of a name is another lease":         {namespace: "shop", name: "2", token: 1000, data: data},
@@ -111,4 +114,18 @@ func TestTableKeepsWhatJudgeNeeds(t *testing.T) {
 			t.Errorf("judged %+v, through the table %+v", want, got)
 		}
 	})
+}
+
+func TestTableTokens(t *testing.T) {
+	data, _ := PackTable([]TableLease{
+		{Namespace: "shop", Name: "main", Lease: Lease{Current: 42, Min: 50, Held: true, Holder: "a\tb\nc"}},
+		{Namespace: "shop", Name: "new"},
+		{Namespace: "cart", Name: "main", Lease: Lease{Current: 7}, AllowedNamespaces: []string{"*"}},
+	}, 1000, 2000)
+	if diff := cmp.Diff(map[string]Token{"shop/main": 42, "cart/main": 7}, TableTokens(data)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := TableTokens(map[string]string{"shop": "\na\n\nb\tx\t\nc\t-1\t0\n", "_seen": "1000"}); len(got) > 0 {
+		t.Errorf("what is no table gives %v", got)
+	}
 }

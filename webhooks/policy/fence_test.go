@@ -168,6 +168,22 @@ func TestFence(t *testing.T) {
 	}
 }
 
+// TestTokensAheadOfTheStore: a lease that the table lacks is gone where its
+// token is not above what ran ahead of the store, and may be newer above it.
+func TestTokensAheadOfTheStore(t *testing.T) {
+	policy, _ := Fence(testOptions)
+	validator := compile(t, policy)
+	table := tableOf(1000)
+	table.Data[fence.TableAhead] = "2000"
+	for token, refused := range map[string]bool{"1000": true, "2000": true, "2001": false} {
+		old := guarded("gone", fence.AnnotationToken, token)
+		got := judge(t, validator, request{operation: admission.Update, user: sender("amy", fence.ExtraToken, token), old: old, object: with(old)}, table)
+		if strings.HasPrefix(got.Message, string(fence.UnknownLease)) != refused {
+			t.Errorf("token %s: %+v, want refused %t", token, got, refused)
+		}
+	}
+}
+
 // TestFinishingADeletion: where the object is on its way out, taking a
 // finalizer off is no write, but a stale token is refused all the same.
 func TestFinishingADeletion(t *testing.T) {

@@ -342,7 +342,13 @@ func TestTables(t *testing.T) {
 		forge  = `{"data":{"token":"1"}}`
 		label  = `{"metadata":{"labels":{"a":"b"}}}`
 		freeze = `{"immutable":true}`
+		owner  = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"nobody","uid":"11111111-1111-1111-1111-111111111111"}]}}`
 	)
+	owned := func(o *corev1.ConfigMap) *corev1.ConfigMap {
+		o = o.DeepCopy()
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "nobody", UID: "11111111-1111-1111-1111-111111111111"}}
+		return o
+	}
 	missing := func(s *stage) {
 		for _, o := range []*corev1.ConfigMap{table, floor, other} {
 			s.must(client.IgnoreNotFound(s.as(operator, nil).Delete(s.Context(), o.DeepCopy())))
@@ -356,6 +362,8 @@ func TestTables(t *testing.T) {
 		"the floor made with a reason":    {bossBypasses, create(kept(policy.FloorName, full)), ""},
 		"another one made":                {eve, create(kept("other", full)), ""},
 		"one of the name made elsewhere":  {eve, elsewhere, ""},
+		"the floor made empty":            {root, create(kept(policy.FloorName, nil)), refused},
+		"made with an owner":              {root, create(owned(table)), refused},
 		"made so that nobody can fill it": {root, create(&corev1.ConfigMap{ObjectMeta: table.ObjectMeta, Immutable: new(true)}), refused},
 	})
 	try(t, func(s *stage) {
@@ -377,6 +385,9 @@ func TestTables(t *testing.T) {
 		"the table deleted":                                {eve, remove(table), refused},
 		"the table deleted with the right to uninstall":    {root, remove(table), ""},
 		"the table deleted by the control plane":           {collector, remove(table), ""},
+		"the table given an owner that is gone":            {root, patch(table, owner), refused},
+		"the floor given an owner that is gone":            {root, patch(floor, owner), refused},
+		"another one given an owner":                       {eve, patch(other, owner), ""},
 		"the floor changed":                                {eve, patch(floor, forge), refused},
 		"the floor raised by the operator":                 {operator, patch(floor, `{"data":{"token":"4712"}}`), ""},
 		"the floor changed with a reason and the right":    {bossBypasses, patch(floor, forge), ""},
