@@ -2,11 +2,13 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
@@ -48,22 +50,26 @@ func (f *floor) get(ctx context.Context) (*corev1.ConfigMap, fence.Token, error)
 	return cm, token, nil
 }
 
-// raise makes the floor at least token.
+// raise makes the floor at least token. All leases whose tokens run ahead raise
+// the one floor, so a conflict is tried again at once.
 func (f *floor) raise(ctx context.Context, token fence.Token) error {
-	cm, before, err := f.get(ctx)
-	if err != nil || before >= token {
+	again := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err := retry.OnError(retry.DefaultBackoff, again, func() error {
+		cm, before, err := f.get(ctx)
+		if err != nil || before >= token {
+			return err
+		}
+		cm.Data = map[string]string{floorKey: token.String()}
+		if cm.ResourceVersion == "" {
+			return f.client.Create(ctx, cm)
+		}
+		return f.client.Update(ctx, cm)
+	})
+	var cannot *cannotIssueError
+	if err == nil || again(err) || errors.As(err, &cannot) {
 		return err
 	}
-	cm.Data = map[string]string{floorKey: token.String()}
-	if cm.ResourceVersion == "" {
-		err = f.client.Create(ctx, cm)
-	} else {
-		err = f.client.Update(ctx, cm)
-	}
-	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-		return f.unavailable(err)
-	}
-	return err
+	return f.unavailable(err)
 }
 
 func (f *floor) unavailable(err error) error {
