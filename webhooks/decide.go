@@ -202,7 +202,7 @@ func decideUnstamped(w *write, f facts, lease fence.Lease, key types.NamespacedN
 	case v.Outcome == fence.Denied && !f.live:
 		return verdict{}, readLive
 	case v.Outcome == fence.Denied:
-		return verdict{reason: v.Reason, message: v.Message + unstampedHint(w)}, nothing
+		return verdict{reason: v.Reason, message: v.Message + unstampedHint(w, key, f.may)}, nothing
 	case !w.fenceUntouched():
 		return deny(fence.FenceRemoved, "[%s] a write that presents no token must leave the fence's annotations as they are", lease.Name), nothing
 	case v.Outcome == fence.Warned:
@@ -211,13 +211,24 @@ func decideUnstamped(w *write, f facts, lease fence.Lease, key types.NamespacedN
 	return allow(), nothing
 }
 
-// unstampedHint says what is special about a path or a body.
-func unstampedHint(w *write) string {
-	switch {
+// unstampedHint says what is special about a path, a body or a reason.
+func unstampedHint(w *write, key types.NamespacedName, may map[string]bool) string {
+	var stored, sent map[string]string
+	if w.old != nil && w.new != nil && w.request.SubResource == "" {
+		stored, sent = w.old.Annotations, w.new.Annotations
+	}
+	reason := sent[fence.AnnotationBypass]
+	switch allowed, asked := may[fence.VerbBypass]; {
+	case w.bypass != "" && asked && !allowed:
+		return fmt.Sprintf("; a reason was given, but its sender lacks the verb %q on fencedleases/%s in namespace %s", fence.VerbBypass, key.Name, key.Namespace)
 	case w.request.SubResource != "":
 		return "; this path keeps no annotation: impersonate yourself with the extra " + fence.ExtraToken
-	case w.new != nil && w.new.Annotations[fence.AnnotationWriteID] != "":
-		return "; a write-id that stands there already presents nothing: sent again, the write may be committed already"
+	case sent[fence.AnnotationToken] != stored[fence.AnnotationToken]:
+		return "; the body sets " + fence.AnnotationToken + " and presents nothing: change " + fence.AnnotationWriteID + " too, or present the token by header"
+	case reason != "":
+		return "; the reason in " + fence.AnnotationBypass + " stood there before: a bypass gives another one"
+	case sent[fence.AnnotationWriteID] != "":
+		return "; a write-id that stands there already presents nothing: if this write sent it again, it may be committed already"
 	}
 	return ""
 }
@@ -231,8 +242,8 @@ func mayPutOn(w *write, f facts, lease fence.Lease, key types.NamespacedName) (v
 	case key.Namespace == "kube-system" || w.request.Namespace == "kube-system":
 		return deny(fence.FenceRemoved, "[%s] nothing in kube-system can be guarded; take the label off", lease.Name), nothing
 	case !lease.Found:
-		return deny(fence.UnknownLease, "[%s] the lease does not exist, or does not allow namespace %q; create the FencedLease, or add the namespace to its allowedNamespaces",
-			lease.Name, w.request.Namespace), nothing
+		return deny(fence.UnknownLease, "[%s] the lease does not exist, or does not allow namespace %q; create the FencedLease, add the namespace to its allowedNamespaces, or name the lease's own by the label %s",
+			lease.Name, w.request.Namespace, fence.LabelLeaseNamespace), nothing
 	case !asked:
 		return verdict{}, mayGuard
 	case !may:

@@ -223,6 +223,7 @@ func TestDecide(t *testing.T) {
 		"a header above the record does not record":   {old: guarded(func(o *object) { o.token = "41" }), new: changed(func(o *object) { o.token = "41" }), header: []string{"42"}, want: fence.NotRecorded},
 		"a header that records":                       {old: guarded(func(o *object) { o.token = "41" }), new: changed(nil), header: []string{"42"}},
 		"a header and another annotation disagree":    {old: stored, new: stamped("41"), header: []string{"42"}, want: fence.FenceRemoved},
+		"a token without a new write-id":              {old: guarded(func(o *object) { o.token = "41" }), new: changed(nil), want: fence.Unstamped, says: "change fencedlease.io/write-id too"},
 		"an inherited token is not presented":         {old: stored, new: changed(nil), want: fence.Unstamped},
 		"a malformed record locks nobody out":         {old: guarded(func(o *object) { o.token = "zzz" }), new: stamped("42")},
 		"the floor is the operator's":                 {old: stored, new: changed(func(o *object) { o.writeID, o.floor = "b", "42" }), want: fence.FenceRemoved},
@@ -260,8 +261,8 @@ func TestDecide(t *testing.T) {
 		// bypass
 		"a bypass":                         {old: stored, new: changed(nil), reason: "incident 7", may: bypass, warning: "incident 7"},
 		"a bypass by annotation":           {old: stored, new: changed(func(o *object) { o.bypass = "incident 7" }), may: bypass, warning: "incident 7"},
-		"a stored reason is none":          {old: guarded(func(o *object) { o.bypass = "old" }), new: changed(func(o *object) { o.bypass = "old" }), may: bypass, want: fence.Unstamped},
-		"a reason without the right":       {old: stored, new: changed(nil), reason: "please", want: fence.Unstamped},
+		"a stored reason is none":          {old: guarded(func(o *object) { o.bypass = "old" }), new: changed(func(o *object) { o.bypass = "old" }), may: bypass, want: fence.Unstamped, says: "another one"},
+		"a reason without the right":       {old: stored, new: changed(nil), reason: "please", want: fence.Unstamped, says: `lacks the verb "bypass" on fencedleases/main in namespace shop`},
 		"the right without a reason":       {old: stored, new: changed(nil), may: bypass, want: fence.Unstamped},
 		"a stamped write never bypasses":   {old: stored, new: stamped("41"), reason: "incident 7", may: bypass, want: fence.StaleToken},
 		"a bypass with no lease":           {old: stored, new: changed(nil), noLease: true, reason: "incident 7", may: bypass, warning: "incident 7"},

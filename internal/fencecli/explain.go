@@ -80,9 +80,13 @@ func (o *explainOptions) Run(ctx context.Context) error {
 		}
 		w := printers.GetNewTabWriter(o.Out)
 		o.explain(w, info, key, l, fence.Recorded(obj.GetAnnotations()))
-		o.printEvents(w, "Rejected:", newest(rejectionsOf(events, info), mostRejections))
+		rejections := newest(rejectionsOf(events, info), mostRejections)
+		o.printEvents(w, "Rejected:", rejections)
 		if err := w.Flush(); err != nil {
 			return err
+		}
+		if len(rejections) == 0 {
+			fmt.Fprintln(o.Out, "What the webhook rejected is listed; what a policy did stands in the API server's audit log alone.")
 		}
 	}
 	return nil

@@ -132,6 +132,9 @@ func (o *deleteOptions) Run(ctx context.Context) error {
 		return err
 	}
 	return o.each(ctx, stamped, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
+		if err := o.judgedBy(o.key, info, obj); err != nil {
+			return "", err
+		}
 		uid, background := obj.GetUID(), metav1.DeletePropagationBackground
 		_, err := resource.NewHelper(info.Client, info.Mapping).DeleteWithOptions(info.Namespace, info.Name, &metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &uid}, PropagationPolicy: &background,
@@ -180,9 +183,24 @@ func (o *scaleOptions) Run(ctx context.Context) error {
 		return err
 	}
 	body := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, o.replicas)
-	return o.each(ctx, stamped, o.selection, func(info *resource.Info, _ metav1.Object) (string, error) {
+	return o.each(ctx, stamped, o.selection, func(info *resource.Info, obj metav1.Object) (string, error) {
+		if err := o.judgedBy(o.key, info, obj); err != nil {
+			return "", err
+		}
 		_, err := resource.NewHelper(info.Client, info.Mapping).WithFieldManager(fieldManager).WithSubresource("scale").
 			Patch(info.Namespace, info.Name, types.MergePatchType, body, nil)
 		return fmt.Sprintf("scaled to %d", o.replicas), err
 	})
+}
+
+// judgedBy refuses to write under one lease what another one guards, and says
+// where nothing guards it.
+func (c *cli) judgedBy(key types.NamespacedName, info *resource.Info, obj metav1.Object) error {
+	switch by, guarded := guardOf(obj); {
+	case !guarded:
+		fmt.Fprintf(c.ErrOut, "note: %s is not guarded, so no fence judges this write\n", named(info))
+	case by != key:
+		return usagef("[%s] guards it, and the token is one of [%s]: acquire the lease that guards it", by, key)
+	}
+	return nil
 }

@@ -148,6 +148,21 @@ func TestDeleteAndScalePresentTheToken(t *testing.T) {
 	if err := f.Admin.Get(t.Context(), key, web); err != nil || *web.Spec.Replicas != 3 {
 		t.Fatalf("%v, %d replicas", err, *web.Spec.Replicas)
 	}
+	// Another lease's token is no token of this object's guard, whatever it is.
+	f.lease(t, "other")
+	for _, write := range [][]string{{"scale", "deployment/web", "--replicas=4"}, {"delete", "deployment/web"}} {
+		r := f.fence(t, append([]string{"run", "other", "--", "kubectl-fence", "--namespace=" + f.namespace}, write...)...)
+		if r.code != 2 || !strings.Contains(r.stderr, "guards it, and the token is one of ["+f.namespace+"/other]") {
+			t.Errorf("%s under another lease: %v", write[0], r)
+		}
+	}
+	plain := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: "plain"}}
+	if err := f.Admin.Create(t.Context(), plain); err != nil {
+		t.Fatal(err)
+	}
+	if r := f.fence(t, "run", "deploy", "--", "kubectl-fence", "--namespace="+f.namespace, "delete", "configmap/plain"); r.code != 0 || !strings.Contains(r.stderr, "no fence judges this write") {
+		t.Errorf("what nothing guards: %v", r)
+	}
 	f.must(t, "run", "deploy", "--", "kubectl-fence", "--namespace="+f.namespace, "delete", "deployment/web")
 	if err := f.Admin.Get(t.Context(), key, web); !apierrors.IsNotFound(err) {
 		t.Fatalf("after the delete: %v", err)

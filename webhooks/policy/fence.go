@@ -193,7 +193,8 @@ func fenceMessage() string {
 		is{"variables.verdict == " + quote(malformed), quote(string(fence.MalformedToken)+": ") + " + " + lease +
 			" + (variables.header.size() > 1 ? 'the header presents more than one token' : 'malformed token ' + strings.quote(variables.text.size() > 24 ? variables.text.substring(0, 24) + '...' : variables.text))" +
 			" + '; present the token exactly as the lease\\'s status shows it'"},
-		is{"variables.verdict in " + list([]string{removed, stripped}), said(fence.FenceRemoved, "takes the guard off or points it elsewhere", "a stamped write leaves the fence's label and record in place: take them off by a bypass with a reason")},
+		is{"variables.verdict == " + quote(removed), said(fence.FenceRemoved, "takes the guard off or points it elsewhere", "a stamped write leaves the fence's label in place: take it off by a bypass with a reason")},
+		is{"variables.verdict == " + quote(stripped), said(fence.FenceRemoved, "comes with a lower record, or another floor", "keep the annotation "+fence.AnnotationToken+" in the object, equal to this token, and leave "+fence.AnnotationFloor)},
 		is{"variables.verdict == " + quote(marked), said(fence.FenceRemoved, "sets "+fence.AnnotationDeleteToken+" to another one", "set it to the token that is presented, or take it off")},
 		is{"variables.verdict == " + quote(stale), said(fence.StaleToken, "is stale", "stop: a newer holder has written here")},
 		is{"variables.verdict == " + quote(superseded), said(fence.StaleToken, "is stale", "stop: a newer token was issued")},

@@ -128,7 +128,7 @@ func TestFence(t *testing.T) {
 			update(sender("amy", fence.ExtraToken, "1001"), guarded("new", token, "1001"), with(guarded("new", token, "1001"))), denial{}},
 		"a stamped write may not take the record off": {
 			update(sender("amy", fence.ExtraToken, "42"), stored, with(guarded("main"))),
-			forbidden(`FenceRemoved: [shop/main] token 42 takes the guard off or points it elsewhere; recorded 42, current 42, held by "pod-b"; a stamped write leaves the fence's label and record in place: take them off by a bypass with a reason`)},
+			forbidden(`FenceRemoved: [shop/main] token 42 comes with a lower record, or another floor; recorded 42, current 42, held by "pod-b"; keep the annotation fencedlease.io/token in the object, equal to this token, and leave fencedlease.io/floor`)},
 		"a mark for the holder's own deletion passes": {
 			update(sender("amy", fence.ExtraToken, "42"), stored, with(stored, fence.AnnotationDeleteToken, "42")), denial{}},
 		"a mark in the name of another token is refused": {
