@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -35,6 +37,7 @@ type Held struct {
 	// until then it renews only while somebody asks for the grant.
 	manual bool
 
+	doubts  singleflight.Group
 	cancel  context.CancelFunc
 	stopped chan struct{}
 	asks    chan chan<- error
@@ -461,9 +464,18 @@ func (h *Held) renewOnce(ctx context.Context) error {
 // that tells of a loss may be late. The refusal alone ends nothing, since a
 // record above every token issued refuses who rightly holds.
 func (h *Held) doubt(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, paceOf(h.lifetime()).call)
-	defer cancel()
-	h.look(ctx)
+	// One look for all that are refused meanwhile, by the holding's own limits:
+	// a caller's would end in the loss of a connection that renewals use.
+	looked := h.doubts.DoChan("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), paceOf(h.lifetime()).call)
+		defer cancel()
+		h.look(ctx)
+		return nil, nil
+	})
+	select {
+	case <-looked:
+	case <-ctx.Done():
+	}
 }
 
 // look reads the claim and takes in what it says.

@@ -383,6 +383,9 @@ func (r *leaseReconciler) reserve(ctx context.Context, lease *v1alpha1.FencedLea
 	}
 	incomplete, err = r.reserveAndSeal(ctx, lease, token)
 	if err = errors.Join(err, writing.Wait()); err == nil && !together {
+		if revision, _ := revisionOf(lease.ResourceVersion); token > revision {
+			r.table.runsAhead(token)
+		}
 		err = r.table.expect(ctx, next)
 	}
 	if err != nil {
@@ -410,7 +413,6 @@ func (r *leaseReconciler) reserveAndSeal(ctx context.Context, lease *v1alpha1.Fe
 		if err := r.floor.raise(ctx, token); err != nil {
 			return "", err
 		}
-		r.table.runsAhead(token)
 	}
 	return r.seal.seal(ctx, lease, token)
 }

@@ -69,6 +69,9 @@ type leaseTable struct {
 	// writing is held while the table is written. What is asked for meanwhile
 	// goes into one more write, however much it is.
 	writing sync.Mutex
+	// first is where the tokens begin of leases that have none yet, as they were
+	// first seen: before anything was reserved for them.
+	first map[types.UID]fence.Token
 	// written is how many calls of expect the table has taken in.
 	written int64
 	// last is the table as this process last wrote or read it, if nothing says
@@ -224,7 +227,8 @@ func (t *leaseTable) data(ctx context.Context, table map[string]string) (map[str
 }
 
 // leases gives what the table has to say, and up to which revision it is
-// complete: a lease that it lacks was created later, or is gone.
+// complete: a lease that it lacks was created later, or is gone. t.writing is
+// held.
 func (t *leaseTable) leases(ctx context.Context, from client.Reader) (leases []fence.TableLease, seen int64, err error) {
 	t.mu.Lock()
 	ahead := maps.Clone(t.ahead)
@@ -246,7 +250,28 @@ func (t *leaseTable) leases(ctx context.Context, from client.Reader) (leases []f
 	t.mu.Lock()
 	maps.DeleteFunc(t.ahead, func(uid types.UID, l *v1alpha1.FencedLease) bool { return ahead[uid] == l })
 	t.mu.Unlock()
-	return tableOf(all.Items), seen, nil
+	first := map[types.UID]fence.Token{}
+	for i := range all.Items {
+		if item := &all.Items[i]; item.Status.Token == 0 {
+			known, ok := t.first[item.UID]
+			if !ok {
+				known = beginning(item)
+			}
+			first[item.UID] = known
+		}
+	}
+	t.first = first
+	return tableOf(all.Items, first), seen, nil
+}
+
+// beginning is what no token of a lease that has none yet will be below, and
+// every one of a lease of its name before it was: see nextToken.
+func beginning(lease *v1alpha1.FencedLease) fence.Token {
+	least := fence.Token(revisionOr0(lease.ResourceVersion))
+	if last, err := fence.ParseToken(lease.Annotations[fence.AnnotationLastToken]); err == nil && last <= maxRestoredToken {
+		least = max(least, last)
+	}
+	return least
 }
 
 // revisionOr0 reads a resourceVersion; one that is not a number counts as none.
@@ -278,8 +303,9 @@ func sameTable(a, b map[string]string) bool {
 	return maps.Equal(a, b)
 }
 
-// tableOf gives the table's leases, the oldest first.
-func tableOf(items []v1alpha1.FencedLease) []fence.TableLease {
+// tableOf gives the table's leases, the oldest first; first is where the tokens
+// of those begin that have none yet.
+func tableOf(items []v1alpha1.FencedLease, first map[types.UID]fence.Token) []fence.TableLease {
 	slices.SortFunc(items, func(a, b v1alpha1.FencedLease) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
@@ -296,12 +322,7 @@ func tableOf(items []v1alpha1.FencedLease) []fence.TableLease {
 			},
 			AllowedNamespaces: lease.Spec.AllowedNamespaces,
 		}
-		if l.Lease.Current == 0 {
-			// Whatever a lease of its name before it was issued is below that.
-			if next, err := nextToken(lease, 0); err == nil {
-				l.Lease.Min = max(l.Lease.Min, next)
-			}
-		}
+		l.Lease.Min = max(l.Lease.Min, first[lease.UID])
 		if u := lease.Spec.UnstampedWrites; u != nil {
 			// An exception may deny, so only a plain default is known to pass.
 			l.UnstampedAllowed = len(u.Except) == 0 && (u.Default == v1alpha1.UnstampedAllow || u.Default == v1alpha1.UnstampedWarn)

@@ -188,7 +188,7 @@ func TestLeaseTable(t *testing.T) {
 // replaceTable is another replica, which has seen leases up to revision 200.
 func replaceTable(t *testing.T, objects client.Client, key types.NamespacedName, leases []v1alpha1.FencedLease) {
 	t.Helper()
-	data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), leases...)), 200, 0)
+	data, _ := fence.PackTable(tableOf(append([]v1alpha1.FencedLease(nil), leases...), nil), 200, 0)
 	cm := &corev1.ConfigMap{}
 	if err := objects.Get(t.Context(), key, cm); err != nil {
 		t.Fatal(err)
@@ -248,6 +248,38 @@ func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
 			t.Errorf("the table says %s, want 42", token)
 		}
 	})
+}
+
+// TestWhereTokensBegin: what is below the first token of a lease is worthless by
+// the table, and its own reservation is not: an API server may see the table of
+// that moment when the token is told already. What changes of it meanwhile is
+// not worth a write.
+func TestWhereTokensBegin(t *testing.T) {
+	least := func(table *leaseTable) fence.Token {
+		t.Helper()
+		cm := &corev1.ConfigMap{}
+		if err := table.client.(*store).Client.Get(t.Context(), table.key, cm); err != nil {
+			t.Fatal(err)
+		}
+		lease, _, _ := fence.LookupTable(cm.Data, "shop", "main", 0)
+		return lease.Lease.Min
+	}
+	table, cache := tabled([]v1alpha1.FencedLease{at("main", 0, 100)}, nil)
+	reconcileTable(t, table)
+	reserved := at("main", 0, 120)
+	reserved.Annotations = map[string]string{fence.AnnotationLastToken: "101"}
+	cache.leases = []v1alpha1.FencedLease{reserved}
+	reconcileTable(t, table)
+	if got := least(table); got != 100 || *cache.writes != 1 {
+		t.Errorf("its tokens begin at %s after %d writes, want 100 after one", got, *cache.writes)
+	}
+	// Another process sees it with the reservation that is about to be published.
+	cache.leases[0].ResourceVersion = "99"
+	after, _ := tabled(cache.leases, cache.leases)
+	reconcileTable(t, after)
+	if got := least(after); got != 101 {
+		t.Errorf("beside a reservation of 101 its tokens begin at %s", got)
+	}
 }
 
 // TestTokensAheadOfTheStore: the table keeps what was issued above the store's
@@ -368,10 +400,10 @@ func TestTableOfLeases(t *testing.T) {
 			BindUser: true, DenyLapsed: true, HeaderOnly: true,
 		}, AllowedNamespaces: []string{"cart"}, UnstampedAllowed: true},
 		// An exception may deny, so the table must not let everybody pass.
-		// Its first token will be above its revision: what is below was another's.
-		{Namespace: "shop", Name: "a", Lease: fence.Lease{Min: 9}},
+		// What is below where its tokens begin was another's.
+		{Namespace: "shop", Name: "a", Lease: fence.Lease{Min: 8}},
 	}
-	if diff := cmp.Diff(want, tableOf([]v1alpha1.FencedLease{excepted, held})); diff != "" {
+	if diff := cmp.Diff(want, tableOf([]v1alpha1.FencedLease{excepted, held}, map[types.UID]fence.Token{excepted.UID: 8})); diff != "" {
 		t.Errorf("the oldest first (-want +got):\n%s", diff)
 	}
 }

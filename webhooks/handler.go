@@ -213,9 +213,10 @@ func (h *handler) parent(ctx context.Context, r *admissionv1.AdmissionRequest) (
 	switch err := h.live.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, o); {
 	case apierrors.IsNotFound(err):
 		return nil, nil //nolint:nilnil // there is nothing that the write could change
-	case apierrors.IsForbidden(err) && r.Namespace == "":
+	case apierrors.IsForbidden(err) && r.Namespace == "" && len(r.UserInfo.Extra[fence.ExtraToken]) == 0:
 		// No mark keeps those of the cluster that nothing guards out of reach: a
-		// kind that is to be guarded is granted.
+		// kind that is to be guarded is granted. Who presents a token takes it for
+		// guarded.
 		return nil, nil //nolint:nilnil // as good as nothing
 	case err != nil:
 		return nil, fmt.Errorf("read %s %s/%s: %w", r.Resource.Resource, r.Namespace, r.Name, err)

@@ -102,10 +102,10 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	again := authorityCheck
 	want := trusting(a.hooks, configuration.Webhooks, authority)
 	if policies {
-		spared := trusting(a.spared, configuration.Webhooks, authority)
-		wait := policyDelay - a.clock.Since(a.since)
-		if wait <= 0 || equality.Semantic.DeepEqual(spared, configuration.Webhooks) {
-			want = spared
+		// Where it is spared already the policies have been there before, under
+		// another leader or version.
+		if wait := policyDelay - a.clock.Since(a.since); wait <= 0 || spares(configuration) {
+			want = trusting(a.spared, configuration.Webhooks, authority)
 		} else {
 			again = wait
 		}
@@ -121,6 +121,13 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		ctrl.LoggerFrom(ctx).Info("Activated the webhook")
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// spares tells whether a configuration leaves to the policies what they decide.
+func spares(configuration *admissionv1.ValidatingWebhookConfiguration) bool {
+	return slices.ContainsFunc(configuration.Webhooks, func(w admissionv1.ValidatingWebhook) bool {
+		return slices.ContainsFunc(w.MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == policy.Spare().Name })
+	})
 }
 
 // policies tells whether the fence policy is installed, and keeps since when.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -147,9 +146,7 @@ func TestActivation(t *testing.T) {
 	}
 	authority = authorityOf("A")
 	// The policies come, and go.
-	spares := func() bool {
-		return slices.ContainsFunc(reconcile().Webhooks[0].MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == policy.Spare().Name })
-	}
+	spares := func() bool { return spares(reconcile()) }
 	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: policy.FenceName},
 		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
@@ -171,7 +168,11 @@ func TestActivation(t *testing.T) {
 	if !spares() {
 		t.Error("the webhook is asked what the policy decides")
 	}
-	a.since = clock.Now() // another replica takes the lead
+	// Another replica, of another version, takes the lead.
+	a.since = clock.Now()
+	for i := range a.spared {
+		a.spared[i].TimeoutSeconds = new(int32(2))
+	}
 	if !spares() {
 		t.Error("the webhook is asked again what the policy decides")
 	}

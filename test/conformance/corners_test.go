@@ -34,7 +34,7 @@ func TestCorners(t *testing.T) {
 			t.Run("spellings", func(t *testing.T) { w.with(t).spellings(opts.Policy) })
 			t.Run("a label without a namespace", func(t *testing.T) { w.with(t).clusterScoped() })
 			t.Run("binding", func(t *testing.T) { w.with(t).binding() })
-			t.Run("scale of the cluster's own", func(t *testing.T) { w.with(t).clusterScale() })
+			t.Run("scale of the cluster's own", func(t *testing.T) { w.with(t).clusterScale(opts.Webhook) })
 		})
 	}
 }
@@ -82,7 +82,7 @@ func (w *workshop) formerTokens(opts env.Options) {
 	w.must(w.Admin.Delete(w.Context(), w.issue("again")))
 	w.make("again", v1alpha1.FencedLeaseSpec{})
 	again := w.put("again", &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "again"}}, "42")
-	w.known(opts.Policy, "restored", "0\t1000043\t")
+	w.known(opts.Policy, "restored", "0\t1000042\t")
 	w.known(opts.Policy, "again", "0\t")
 
 	w.expect("a write before the restored lease's first claim", w.patch(w.as("42"), restored, `{"data":{"a":"b"}}`), fence.StaleToken)
@@ -189,7 +189,7 @@ func (w *workshop) binding() {
 
 // clusterScale: what the operator may not read, and no mark keeps out of reach,
 // is scaled as ever; what it may read is judged.
-func (w *workshop) clusterScale() {
+func (w *workshop) clusterScale(webhook bool) {
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "pools.example.com"}, Spec: apiextensionsv1.CustomResourceDefinitionSpec{
 		Group: "example.com", Scope: apiextensionsv1.ClusterScoped,
 		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "pools", Singular: "pool", Kind: "Pool", ListKind: "PoolList"},
@@ -205,4 +205,12 @@ func (w *workshop) clusterScale() {
 		return as.SubResource("scale").Patch(ctx, pool.DeepCopy(), crclient.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":3}}`)))
 	}
 	w.expect("nobody guards it", scale(w.Context(), w.as("")), passes)
+	if !webhook {
+		return
+	}
+	if err := scale(w.Context(), w.as("42")); err == nil {
+		w.Error("a token passed without a look at what it is for")
+	}
+	w.Grant(w.T, "", controlplane.OperatorUser, rbacv1.PolicyRule{APIGroups: []string{"example.com"}, Resources: []string{"pools"}, Verbs: []string{"get"}})
+	w.await("the operator may look", func() bool { return scale(w.Context(), w.as("42")) == nil })
 }

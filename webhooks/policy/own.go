@@ -131,10 +131,13 @@ func Marks(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Vali
 			label("oldObject", fence.LabelNamespaceMark), label("object", fence.LabelNamespaceMark))},
 		NotExempt(o),
 	}
-	// The field of the allowed namespaces begins with a blank, as no other does.
-	allowed := "params.?data.orValue({}).exists(ns, params.data[ns].matches('\\t ([^\\t]* )?([*]|' + oldObject.metadata.name + ') ([^\\t]* )?\\t'))"
+	// Between blanks as the allowed namespaces stand there; an identity that reads
+	// so keeps a mark for nothing.
+	allowed := "params.?data.orValue({}).exists(ns, params.data[ns].contains(' * ') || params.data[ns].contains(' ' + oldObject.metadata.name + ' '))"
 	p.Spec.Validations = []admissionv1.Validation{forbid(
-		anyOf("!(params.?data[?oldObject.metadata.name].hasValue() || "+allowed+")", bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''")),
+		// The bypass first: it holds, too, where the table is too large to look through.
+		anyOf(bypass(anyOf(reasonByHeader(), reasonByAnnotation()), "oldObject.metadata.name", "''"),
+			"!(params.?data[?oldObject.metadata.name].hasValue() || "+allowed+")"),
 		"FenceRemoved: leases are used in this namespace, and without the label "+fence.LabelNamespaceMark+" the fence would not see its /scale and evictions; leave it")}
 	binding := tableBinding(p, o)
 	// The API server looks for the parameter before it looks at match

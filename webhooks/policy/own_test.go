@@ -472,7 +472,7 @@ func TestMarks(t *testing.T) {
 	try(t, func(s *stage) {
 		// One lease for all first, so that the policies are known to have the table.
 		marked(s, elsewhere("pod-b", "*"))
-		data, _ := fence.PackTable([]fence.TableLease{elsewhere(" * "+s.namespace+" ", "a", s.namespace+"z")}, 2, 0)
+		data, _ := fence.PackTable([]fence.TableLease{elsewhere("pod-b", "a", s.namespace+"z")}, 2, 0)
 		s.must(s.as(operator, nil).Update(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: controlplane.OperatorNamespace, Name: fence.TableName}, Data: data}))
 		refuses := s.refuses(write(mark("null", "")))
 		await(s.T, "the policies know the new table", func() bool { return !refuses() })
