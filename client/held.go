@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"

@@ -64,9 +64,7 @@ func (l *Lock) Lease() string { return l.namespace + "/" + l.lease }
 
 // Present gives the token while the lock is held.
 func (l *Lock) Present() (fence.Token, error) {
-	l.mu.Lock()
-	held := l.held
-	l.mu.Unlock()
+	held := l.claimed()
 	if held == nil {
 		return 0, fmt.Errorf("%w: [%s] not acquired", fence.ErrLost, l.Lease())
 	}
@@ -74,12 +72,16 @@ func (l *Lock) Present() (fence.Token, error) {
 }
 
 func (l *Lock) doubt(ctx context.Context) {
-	l.mu.Lock()
-	held := l.held
-	l.mu.Unlock()
-	if held != nil {
+	if held := l.claimed(); held != nil {
 		held.doubt(ctx)
 	}
+}
+
+// claimed is the claim that the lock has made last, nil before the first.
+func (l *Lock) claimed() *Held {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
 }
 
 // getWait is how long Get stays in the queue before it tells the elector that
@@ -141,9 +143,7 @@ func (l *Lock) Create(context.Context, resourcelock.LeaderElectionRecord) error 
 
 // Update renews, or releases where record names no holder.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	l.mu.Lock()
-	held := l.held
-	l.mu.Unlock()
+	held := l.claimed()
 	switch {
 	case held == nil:
 		return fmt.Errorf("%w: [%s] not acquired", fence.ErrLost, l.Lease())

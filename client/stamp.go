@@ -117,8 +117,8 @@ func warn(ctx context.Context, cfg *rest.Config, text string) {
 }
 
 // presenter sends no write once the lease is lost, looks whether it is where the
-// fence says so, and presents the token by
-// header on every one where that is granted.
+// fence says so, and presents the token by header on every write where that is
+// granted.
 type presenter struct {
 	next   http.RoundTripper
 	holder Holder

@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,22 +53,22 @@ func (f *floor) get(ctx context.Context) (*corev1.ConfigMap, fence.Token, error)
 // the one floor, so a conflict is tried again at once.
 func (f *floor) raise(ctx context.Context, token fence.Token) error {
 	again := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-	err := retry.OnError(retry.DefaultBackoff, again, func() error {
+	return retry.OnError(retry.DefaultBackoff, again, func() error {
 		cm, before, err := f.get(ctx)
 		if err != nil || before >= token {
 			return err
 		}
 		cm.Data = map[string]string{floorKey: token.String()}
 		if cm.ResourceVersion == "" {
-			return f.client.Create(ctx, cm)
+			err = f.client.Create(ctx, cm)
+		} else {
+			err = f.client.Update(ctx, cm)
 		}
-		return f.client.Update(ctx, cm)
-	})
-	var cannot *cannotIssueError
-	if err == nil || again(err) || errors.As(err, &cannot) {
+		if err != nil && !again(err) {
+			return f.unavailable(err)
+		}
 		return err
-	}
-	return f.unavailable(err)
+	})
 }
 
 func (f *floor) unavailable(err error) error {

@@ -80,12 +80,19 @@ func at(name string, token, revision int64) v1alpha1.FencedLease {
 // which revision it says that it is complete.
 func current(t *testing.T, table *leaseTable, name string) (token fence.Token, seen string) {
 	t.Helper()
+	data := stored(t, table)
+	lease, _, _ := fence.LookupTable(data, "shop", name, 0)
+	return lease.Lease.Current, data[fence.TableSeen]
+}
+
+// stored is what the stored table says.
+func stored(t *testing.T, table *leaseTable) map[string]string {
+	t.Helper()
 	cm := &corev1.ConfigMap{}
 	if err := table.client.(*store).Client.Get(t.Context(), table.key, cm); err != nil {
 		t.Fatal(err)
 	}
-	lease, _, _ := fence.LookupTable(cm.Data, "shop", name, 0)
-	return lease.Lease.Current, cm.Data[fence.TableSeen]
+	return cm.Data
 }
 
 func reconcileTable(t *testing.T, table *leaseTable) ctrl.Result {
@@ -257,11 +264,7 @@ func TestPausedReplicaDoesNotTurnTheTableBack(t *testing.T) {
 func TestWhereTokensBegin(t *testing.T) {
 	least := func(table *leaseTable) fence.Token {
 		t.Helper()
-		cm := &corev1.ConfigMap{}
-		if err := table.client.(*store).Client.Get(t.Context(), table.key, cm); err != nil {
-			t.Fatal(err)
-		}
-		lease, _, _ := fence.LookupTable(cm.Data, "shop", "main", 0)
+		lease, _, _ := fence.LookupTable(stored(t, table), "shop", "main", 0)
 		return lease.Lease.Min
 	}
 	table, cache := tabled([]v1alpha1.FencedLease{at("main", 0, 100)}, nil)
@@ -289,14 +292,6 @@ func TestTokensAheadOfTheStore(t *testing.T) {
 	table, cache := tabled([]v1alpha1.FencedLease{at("main", 1000, 100)}, nil)
 	table.runsAhead(1000)
 	reconcileTable(t, table)
-	stored := func() *corev1.ConfigMap {
-		t.Helper()
-		cm := &corev1.ConfigMap{}
-		if err := cache.Client.Get(t.Context(), table.key, cm); err != nil {
-			t.Fatal(err)
-		}
-		return cm
-	}
 	for what, leases := range map[string][]v1alpha1.FencedLease{
 		"its lease is gone": {at("other", 7, 120)},
 		"it is made anew":   {at("main", 0, 130)},
@@ -305,7 +300,7 @@ func TestTokensAheadOfTheStore(t *testing.T) {
 		after, _ := tabled(leases, leases)
 		after.client.(*store).Client, after.live.(*store).Client = cache.Client, cache.Client
 		reconcileTable(t, after)
-		data := stored().Data
+		data := stored(t, after)
 		if data[fence.TableAhead] != "1000" {
 			t.Errorf("%s: the table says that tokens ran up to %q ahead", what, data[fence.TableAhead])
 		}

@@ -94,11 +94,13 @@ func decide(w *write, f facts) (verdict, question) {
 
 	// 1. Finishing a deletion is no write; a stale token is refused all the same.
 	if w.finishesDeletion() {
-		if w.presented.Stamped && !f.live {
+		switch {
+		case !w.presented.Stamped:
+			return allow(), nothing
+		case !f.live:
 			return verdict{}, readLive // it leaves no record
 		}
-		v := fence.Judge(w.presented, recorded, lease, fence.Policy{Live: f.live})
-		if w.presented.Stamped && (v.Reason == fence.StaleToken || v.Reason == fence.MalformedToken) {
+		if v := fence.Judge(w.presented, recorded, lease, fence.Policy{Live: true}); v.Reason == fence.StaleToken || v.Reason == fence.MalformedToken {
 			return verdict{reason: v.Reason, message: v.Message}, nothing
 		}
 		return allow(), nothing

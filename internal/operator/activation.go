@@ -125,8 +125,9 @@ func (a *activation) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // spares tells whether a configuration leaves to the policies what they decide.
 func spares(configuration *admissionv1.ValidatingWebhookConfiguration) bool {
+	spare := policy.Spare().Name
 	return slices.ContainsFunc(configuration.Webhooks, func(w admissionv1.ValidatingWebhook) bool {
-		return slices.ContainsFunc(w.MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == policy.Spare().Name })
+		return slices.ContainsFunc(w.MatchConditions, func(m admissionv1.MatchCondition) bool { return m.Name == spare })
 	})
 }
 

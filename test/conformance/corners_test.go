@@ -59,11 +59,10 @@ func (w *workshop) known(policy bool, lease, line string) {
 	})
 }
 
-func (w *workshop) make(name string, spec v1alpha1.FencedLeaseSpec) *v1alpha1.FencedLease {
+// make makes a lease that has issued nothing.
+func (w *workshop) make(name string, spec v1alpha1.FencedLeaseSpec) {
 	w.Helper()
-	lease := &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}, Spec: spec}
-	w.must(w.Admin.Create(w.Context(), lease))
-	return lease
+	w.must(w.Admin.Create(w.Context(), &v1alpha1.FencedLease{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}, Spec: spec}))
 }
 
 func (w *workshop) patch(as crclient.Client, o crclient.Object, format string, a ...any) error {
@@ -116,9 +115,7 @@ func (w *workshop) sealed() {
 
 // namespaces are objects of the cluster, though requests on them name one.
 func (w *workshop) namespaces(policy bool) {
-	star := w.make("star", v1alpha1.FencedLeaseSpec{AllowedNamespaces: []string{"*"}})
-	star.Status.Token, star.Status.Holder = 42, &v1alpha1.Holder{ClaimName: "b", ClaimUID: "uid-b", Identity: "pod-b"}
-	w.must(w.Admin.Status().Update(w.Context(), star))
+	w.issue("star", v1alpha1.FencedLeaseSpec{AllowedNamespaces: []string{"*"}})
 	w.known(policy, "star", "42\t")
 	made := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace + "-made",
 		Labels: map[string]string{fence.LabelLease: "star", fence.LabelLeaseNamespace: w.namespace}, Annotations: map[string]string{fence.AnnotationToken: "42"}}}
@@ -135,11 +132,10 @@ func (w *workshop) namespaces(policy bool) {
 // numbers: two integers that are one in floating-point are a change.
 func (w *workshop) numbers() {
 	big := w.put("main", w.thing("big"), "42")
-	control := w.User(w.T, "system:serviceaccount:kube-system:generic-garbage-collector", "system:masters")
 	status := func(as crclient.Client, seq int64) error {
 		return as.Status().Patch(w.Context(), big.DeepCopyObject().(crclient.Object), crclient.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"seq":%d}}`, seq)), crclient.FieldOwner("ctl"))
 	}
-	w.must(status(control, 1<<53))
+	w.must(status(w.exempt(), 1<<53))
 	w.expect("the next integer, unstamped", status(w.as(""), 1<<53+1), fence.Unstamped)
 	w.expect("the next integer, stale", status(w.as("41"), 1<<53+1), fence.StaleToken)
 	w.expect("the same integer", status(w.as(""), 1<<53), passes)
@@ -147,9 +143,7 @@ func (w *workshop) numbers() {
 
 // spellings: a field that is called like metadata but for its case is none.
 func (w *workshop) spellings(policy bool) {
-	lax := w.make("lax", v1alpha1.FencedLeaseSpec{UnstampedWrites: &v1alpha1.UnstampedWrites{Default: v1alpha1.UnstampedAllow}})
-	lax.Status.Token = 42
-	w.must(w.Admin.Status().Update(w.Context(), lax))
+	w.issue("lax", v1alpha1.FencedLeaseSpec{UnstampedWrites: &v1alpha1.UnstampedWrites{Default: v1alpha1.UnstampedAllow}})
 	w.known(policy, "lax", "42\t")
 	behind := w.put("lax", w.thing("behind"), "42")
 	w.expect("label and record taken off behind METADATA", w.patch(w.as(""), behind,

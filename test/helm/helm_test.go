@@ -297,51 +297,47 @@ func (c *cluster) writeThroughout() (end func()) {
 	plain := c.object("plain", 0)
 	plain.Labels, plain.Annotations = nil, nil
 	c.must(c.Admin.Create(c.t.Context(), plain))
+	return c.throughout("guarded writes, and as many of what is not", 100*time.Millisecond, func(ctx context.Context, n int) {
+		if err := c.patch(ctx, c.Admin, "guarded", fmt.Sprint(n)); err != nil && strings.Contains(err.Error(), "x509") {
+			c.t.Errorf("a guarded write: %v", err)
+		}
+		if err := c.patch(ctx, c.Admin, "plain", fmt.Sprint(n)); err != nil && ctx.Err() == nil {
+			c.t.Errorf("a write of what is not guarded: %v", err)
+		}
+	})
+}
+
+// attemptThroughout writes an object again and again, and fails where a write
+// commits.
+func (c *cluster) attemptThroughout(as client.Client, name string) (end func()) {
+	return c.throughout("attempts of a superseded holder", time.Nanosecond, func(ctx context.Context, n int) {
+		if err := c.patch(ctx, as, name, fmt.Sprint(n)); err == nil {
+			c.t.Errorf("attempt %d of a superseded holder committed at %s", n, time.Now().Format(time.TimeOnly))
+		}
+	})
+}
+
+// throughout does something again and again, at most once a period, until end.
+func (c *cluster) throughout(what string, period time.Duration, do func(ctx context.Context, n int)) (end func()) {
 	ctx, cancel := context.WithCancel(c.t.Context())
-	var writers sync.WaitGroup
-	var writes int
-	writers.Go(func() {
-		tick := time.NewTicker(100 * time.Millisecond)
+	var doing sync.WaitGroup
+	n := 0
+	doing.Go(func() {
+		tick := time.NewTicker(period)
 		defer tick.Stop()
-		for ; ctx.Err() == nil; writes++ {
-			if err := c.patch(ctx, c.Admin, "guarded", fmt.Sprint(writes)); err != nil && strings.Contains(err.Error(), "x509") {
-				c.t.Errorf("a guarded write: %v", err)
-			}
-			if err := c.patch(ctx, c.Admin, "plain", fmt.Sprint(writes)); err != nil && ctx.Err() == nil {
-				c.t.Errorf("a write of what is not guarded: %v", err)
-			}
+		for ; ctx.Err() == nil; n++ {
+			do(ctx, n)
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
 			}
 		}
 	})
-	c.t.Cleanup(func() { cancel(); writers.Wait() })
+	c.t.Cleanup(func() { cancel(); doing.Wait() })
 	return func() {
 		cancel()
-		writers.Wait()
-		c.t.Logf("%d guarded writes, and as many of what is not, throughout", writes)
-	}
-}
-
-// attemptThroughout writes an object again and again, and fails where a write
-// commits.
-func (c *cluster) attemptThroughout(as client.Client, name string) (end func()) {
-	ctx, cancel := context.WithCancel(c.t.Context())
-	var writer sync.WaitGroup
-	attempts := 0
-	writer.Go(func() {
-		for ; ctx.Err() == nil; attempts++ {
-			if err := c.patch(ctx, as, name, fmt.Sprint(attempts)); err == nil {
-				c.t.Errorf("attempt %d of a superseded holder committed at %s", attempts, time.Now().Format(time.TimeOnly))
-			}
-		}
-	})
-	c.t.Cleanup(func() { cancel(); writer.Wait() })
-	return func() {
-		cancel()
-		writer.Wait()
-		c.t.Logf("%d attempts of a superseded holder", attempts)
+		doing.Wait()
+		c.t.Logf("%d %s, throughout", n, what)
 	}
 }
 

@@ -43,6 +43,15 @@ func same(value func(object, name string) string, names ...string) string {
 	return all(conditions...)
 }
 
+// brings tells that the new object has one of the optional values.
+func brings(value func(object, name string) string, names ...string) string {
+	conditions := make([]string, len(names))
+	for i, name := range names {
+		conditions[i] = value("object", name) + ".hasValue()"
+	}
+	return anyOf(conditions...)
+}
+
 // extra gives the values of a userInfo extra key, an empty list without it.
 func extra(name string) string {
 	return fmt.Sprintf("request.userInfo.?extra[?%s].orValue([])", quote(name))

@@ -21,13 +21,6 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 	verb := func(verb string) string {
 		return "authorizer.group(" + quote(fence.Group) + ").resource('fencedleases').namespace(variables.leaseNamespace).name(variables.lease).check(" + quote(verb) + ").allowed()"
 	}
-	brings := func(names ...string) string {
-		conditions := make([]string, len(names))
-		for i, name := range names {
-			conditions[i] = annotation("object", name) + ".hasValue()"
-		}
-		return anyOf(conditions...)
-	}
 	p.Spec.Variables = []admissionv1.Variable{
 		{Name: "guarded", Expression: "request.operation != 'CREATE' && " + label("oldObject", fence.LabelLease) + ".hasValue()"},
 		{Name: "at", Expression: "variables.guarded ? oldObject : object"},
@@ -69,14 +62,14 @@ func Strict(o Options) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.Val
 			is{"variables.bypassed", "((variables.untouched || !" + same(label, leaseNames...) + ") ? '' : 'touched')"},
 			is{"!variables.guarded && !variables.known", "'unknown'"},
 			is{"!variables.guarded && !variables.allowed", "'unknown'"},
-			is{"!variables.guarded && " + brings(fence.AnnotationFloor, fence.AnnotationDeleteToken), "'brings'"},
+			is{"!variables.guarded && " + brings(annotation, fence.AnnotationFloor, fence.AnnotationDeleteToken), "'brings'"},
 			is{"!variables.guarded && variables.stamped && !" + isToken("variables.presented"), "'malformed'"},
 			is{"!variables.guarded && variables.stamped && int(variables.presented) < int(variables.current)", "'stale'"},
 			is{"!variables.guarded && variables.stamped && int(variables.presented) < int(" + field(fence.TableFieldFloor) + ")", "'stale'"},
 			is{"!variables.guarded && variables.stamped && variables.sent == variables.presented && variables.presented == variables.current && request.operation == 'CREATE'" +
 				" && !(" + anyOf(bound(), all(flag(fence.TableHeaderOnly), "variables.header.size() == 0"), all(flag(fence.TableDenyLapsed), "!"+flag(fence.TableHeld))) + ")", "''"},
 			is{"!variables.guarded && variables.stamped", "'unjudged'"},
-			is{"!variables.guarded", "((" + verb(fence.VerbGuard) + " && !" + brings(fence.AnnotationToken) + ") ? '' : 'unstamped')"},
+			is{"!variables.guarded", "((" + verb(fence.VerbGuard) + " && !" + brings(annotation, fence.AnnotationToken) + ") ? '' : 'unstamped')"},
 			is{"request.operation == 'UPDATE' && !" + same(label, leaseNames...), "'touched'"},
 			is{"!variables.stamped && variables.known && " + flag(fence.TableUnstampedAllowed), "(variables.untouched ? '' : 'touched')"},
 			is{"!variables.stamped", "'unstamped'"},
@@ -124,14 +117,7 @@ func Bindings(o Options) *admissionv1.ValidatingAdmissionPolicy {
 		rule("", []string{"bindings", "pods/binding"}, admissionv1.Create),
 	}}
 	p.Spec.MatchConditions = []admissionv1.MatchCondition{NotExempt(o)}
-	var none []string
-	for _, name := range []string{fence.LabelLease, fence.LabelLeaseNamespace} {
-		none = append(none, "!"+label("object", name)+".hasValue()")
-	}
-	for _, name := range fence.AnnotationsOfFence {
-		none = append(none, "!"+annotation("object", name)+".hasValue()")
-	}
-	p.Spec.Validations = []admissionv1.Validation{forbid(all(none...),
+	p.Spec.Validations = []admissionv1.Validation{forbid("!"+anyOf(brings(label, fence.LabelLease, fence.LabelLeaseNamespace), brings(annotation, fence.AnnotationsOfFence...)),
 		string(fence.FenceRemoved)+": a Binding must not carry the fence's label or annotations onto its Pod; take them off")}
 	return p
 }

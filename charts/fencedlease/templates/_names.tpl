@@ -7,9 +7,13 @@
 {{- list "system:apiserver" "system:kube-controller-manager" "system:kube-scheduler" (printf "system:serviceaccount:%s:fencedlease" .Release.Namespace) "system:serviceaccount:kube-system:attachdetach-controller" "system:serviceaccount:kube-system:certificate-controller" "system:serviceaccount:kube-system:clusterrole-aggregation-controller" "system:serviceaccount:kube-system:cronjob-controller" "system:serviceaccount:kube-system:daemon-set-controller" "system:serviceaccount:kube-system:deployment-controller" "system:serviceaccount:kube-system:device-taint-eviction-controller" "system:serviceaccount:kube-system:disruption-controller" "system:serviceaccount:kube-system:endpoint-controller" "system:serviceaccount:kube-system:endpointslice-controller" "system:serviceaccount:kube-system:endpointslicemirroring-controller" "system:serviceaccount:kube-system:ephemeral-volume-controller" "system:serviceaccount:kube-system:expand-controller" "system:serviceaccount:kube-system:generic-garbage-collector" "system:serviceaccount:kube-system:horizontal-pod-autoscaler" "system:serviceaccount:kube-system:job-controller" "system:serviceaccount:kube-system:kube-apiserver-serving-clustertrustbundle-publisher" "system:serviceaccount:kube-system:legacy-service-account-token-cleaner" "system:serviceaccount:kube-system:namespace-controller" "system:serviceaccount:kube-system:node-controller" "system:serviceaccount:kube-system:persistent-volume-binder" "system:serviceaccount:kube-system:pod-garbage-collector" "system:serviceaccount:kube-system:podcertificaterequestcleaner" "system:serviceaccount:kube-system:podgroup-protection-controller" "system:serviceaccount:kube-system:pv-protection-controller" "system:serviceaccount:kube-system:pvc-protection-controller" "system:serviceaccount:kube-system:replicaset-controller" "system:serviceaccount:kube-system:replication-controller" "system:serviceaccount:kube-system:resource-claim-controller" "system:serviceaccount:kube-system:resourcepoolstatusrequest-controller" "system:serviceaccount:kube-system:resourcequota-controller" "system:serviceaccount:kube-system:root-ca-cert-publisher" "system:serviceaccount:kube-system:route-controller" "system:serviceaccount:kube-system:selinux-warning-controller" "system:serviceaccount:kube-system:service-account-controller" "system:serviceaccount:kube-system:service-cidrs-controller" "system:serviceaccount:kube-system:service-controller" "system:serviceaccount:kube-system:statefulset-controller" "system:serviceaccount:kube-system:storage-version-garbage-collector" "system:serviceaccount:kube-system:storage-version-migrator-controller" "system:serviceaccount:kube-system:ttl-after-finished-controller" "system:serviceaccount:kube-system:ttl-controller" "system:serviceaccount:kube-system:validatingadmissionpolicy-status-controller" "system:serviceaccount:kube-system:volumeattributesclass-protection-controller" | toJson }}
 {{- end }}
 
+{{- define "fencedlease.celList" -}}
+["{{ join "\", \"" . }}"]
+{{- end }}
+
 {{- /* Who may write what is the project's own, as a list in CEL. */ -}}
 {{- define "fencedlease.ownUsers" -}}
-{{- print "[\"" }}{{ concat (include "fencedlease.controlPlaneUsers" . | fromJsonArray) .Values.exemptUsers | join "\", \"" }}"]
+{{- include "fencedlease.celList" (concat (include "fencedlease.controlPlaneUsers" . | fromJsonArray) .Values.exemptUsers) }}
 {{- end }}
 
 {{- /* Whom the fence never judges, as a list in CEL. */ -}}
@@ -20,5 +24,5 @@
 {{- if or (eq . $own) (not (has . $all)) }}{{ fail (printf "judgedUsers: %s is no principal of the control plane that is exempt" .) }}{{ end }}
 {{- $all = without $all . }}
 {{- end }}
-{{- print "[\"" }}{{ concat $all .Values.exemptUsers | join "\", \"" }}"]
+{{- include "fencedlease.celList" (concat $all .Values.exemptUsers) }}
 {{- end }}
