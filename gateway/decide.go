@@ -33,9 +33,7 @@ func (d *Decider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		problem.write(w)
 		return
 	}
-	for _, judged := range c.judgedHeaders() {
-		w.Header()[judged[0]] = []string{judged[1]}
-	}
+	c.setJudged(w.Header())
 	w.WriteHeader(http.StatusOK)
 }
 

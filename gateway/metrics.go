@@ -27,6 +27,15 @@ type observer struct {
 	inFlight  prometheus.Gauge
 	// access is the access log; nil writes none.
 	access *slog.Logger
+
+	// allowed are the counters of most calls, by surface: to look one up is most
+	// of what it takes to count.
+	allowed map[string]allowed
+}
+
+type allowed struct {
+	decisions prometheus.Counter
+	seconds   prometheus.Observer
 }
 
 func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer {
@@ -41,7 +50,11 @@ func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer 
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fencedlease_gateway_calls_in_flight", Help: "Calls that were let through and have not ended.",
 		}),
-		access: access,
+		access:  access,
+		allowed: map[string]allowed{},
+	}
+	for _, surface := range []string{surfaceProxy, surfaceHTTP, surfaceExtAuth} {
+		o.allowed[surface] = allowed{o.decisions.WithLabelValues(surface, decisionAllowed, ""), o.seconds.WithLabelValues(surface)}
 	}
 	registry.MustRegister(o.decisions, o.seconds, o.inFlight)
 	return o
@@ -49,15 +62,17 @@ func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer 
 
 // decided counts a decision; problem is nil where the call was let through.
 func (o *observer) decided(surface string, problem *Problem, took time.Duration) {
-	decision, reason := decisionAllowed, fence.Reason("")
-	if problem != nil {
-		decision, reason = "denied", problem.Reason
-		if problem.Status >= http.StatusInternalServerError {
-			decision = "failed"
-		}
+	counted := o.allowed[surface]
+	counted.seconds.Observe(took.Seconds())
+	if problem == nil {
+		counted.decisions.Inc()
+		return
 	}
-	o.decisions.WithLabelValues(surface, decision, string(reason)).Inc()
-	o.seconds.WithLabelValues(surface).Observe(took.Seconds())
+	decision := "denied"
+	if problem.Status >= http.StatusInternalServerError {
+		decision = "failed"
+	}
+	o.decisions.WithLabelValues(surface, decision, string(problem.Reason)).Inc()
 }
 
 // log writes a line on a call that has ended. Credentials, bodies and targets

@@ -54,7 +54,7 @@ func newProxy(g *Gate, o *observer, c clock.WithDelayedExecution, target *url.UR
 	p := &Proxy{gate: g, inflight: newInflight(c, wait), observer: o, clock: c, timeout: timeout, maxBody: maxBody}
 	p.reverse = &httputil.ReverseProxy{
 		Rewrite:        func(r *httputil.ProxyRequest) { rewrite(r, target) },
-		Transport:      transport,
+		Transport:      traced{transport},
 		FlushInterval:  -1,
 		BufferPool:     &buffers{},
 		ModifyResponse: p.answered,
@@ -93,6 +93,8 @@ type passage struct {
 	// status and reason are what the caller was told.
 	status int
 	reason fence.Reason
+	// end ends the call on its way, and says why.
+	end context.CancelCauseFunc
 
 	mu sync.Mutex
 	// over tells that the call has been answered.
@@ -135,8 +137,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// Whoever finishes the work of a caller that crashed needs the outcome.
 		ctx = context.WithoutCancel(ctx)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, passageKey{}, c))
 	defer cancel(nil)
+	c.end = cancel
 	if p.timeout > 0 {
 		timer := p.clock.AfterFunc(p.timeout, func() { cancel(errTimeout) })
 		defer timer.Stop()
@@ -154,7 +157,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	leave, problem := p.enter(ctx, c, cancel)
+	leave, problem := p.enter(ctx, c)
 	if problem != nil {
 		refuse(problem)
 		return
@@ -170,19 +173,36 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.observer.decided(surfaceProxy, nil, p.clock.Since(began))
 	p.observer.inFlight.Inc()
 	defer p.observer.inFlight.Dec()
-	ctx = httptrace.WithClientTrace(context.WithValue(ctx, passageKey{}, c), &httptrace.ClientTrace{
-		GotConn: func(got httptrace.GotConnInfo) {
-			// Over HTTP/2 the transport sends a call without a body again and again
-			// to a partner that resets it with a protocol error. Nothing is written
-			// under a context that has ended.
-			if connection, ok := got.Conn.(*tls.Conn); ok && c.wrote.Load() && connection.ConnectionState().NegotiatedProtocol == "h2" {
-				cancel(errReset)
-			}
-			c.sent.Store(true)
-		},
-		WroteHeaders: func() { c.wrote.Store(true) },
-	})
 	p.reverse.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// traced tells each call's passage how far it got on its way to the partner.
+type traced struct{ http.RoundTripper }
+
+// RoundTrip sends a call.
+func (t traced) RoundTrip(r *http.Request) (*http.Response, error) {
+	ctx := r.Context()
+	// The reverse proxy traces each call for itself. To join its trace is cheaper
+	// than to have two made into one.
+	trace := httptrace.ContextClientTrace(ctx)
+	if trace == nil {
+		trace = &httptrace.ClientTrace{}
+		r = r.WithContext(httptrace.WithClientTrace(ctx, trace))
+	}
+	c := passageOf(ctx)
+	trace.GotConn, trace.WroteHeaders = c.connected, func() { c.wrote.Store(true) }
+	return t.RoundTripper.RoundTrip(r)
+}
+
+// connected notes that a connection was given to the call.
+func (c *passage) connected(got httptrace.GotConnInfo) {
+	// Over HTTP/2 the transport sends a call without a body again and again to a
+	// partner that resets it with a protocol error. Nothing is written under a
+	// context that has ended.
+	if connection, ok := got.Conn.(*tls.Conn); ok && c.wrote.Load() && connection.ConnectionState().NegotiatedProtocol == "h2" {
+		c.end(errReset)
+	}
+	c.sent.Store(true)
 }
 
 // hurry bounds what is left of a call once its context has ended. A caller that
@@ -235,11 +255,11 @@ func bodyTooLarge(limit int64) *Problem {
 }
 
 // enter puts a call in flight once no older one of its key is.
-func (p *Proxy) enter(ctx context.Context, c *passage, cancel context.CancelCauseFunc) (func(), *Problem) {
-	leaveProcess := p.inflight.enter(c.id, c.token, cancel)
+func (p *Proxy) enter(ctx context.Context, c *passage) (func(), *Problem) {
+	leaveProcess := p.inflight.enter(c.id, c.token, c.end)
 	err := p.inflight.drain(ctx, c.id, c.token)
 	if err == nil {
-		recorded, leaveLedger, enterErr := p.gate.Ledger.Enter(ctx, c.id, c.token, func() { cancel(errLost) })
+		recorded, leaveLedger, enterErr := p.gate.Ledger.Enter(ctx, c.id, c.token, func() { c.end(errLost) })
 		if enterErr == nil && recorded <= c.token {
 			return func() { leaveLedger(); leaveProcess() }, nil
 		}
@@ -269,10 +289,8 @@ func rewrite(r *httputil.ProxyRequest, target *url.URL) {
 	c := passageOf(r.In.Context())
 	r.SetURL(target)
 	h := r.Out.Header
-	h.Del(fence.HeaderAuthorization)
-	for _, judged := range c.judgedHeaders() {
-		h[judged[0]] = []string{judged[1]}
-	}
+	delete(h, fence.HeaderAuthorization)
+	c.setJudged(h)
 	r.Out.Trailer = nil
 	// The transport repeats by itself, after a connection broke, what has no
 	// body and is of a safe method or carries an idempotency key. A body that
@@ -305,8 +323,8 @@ func (p *Proxy) answered(r *http.Response) error {
 	c := passageOf(r.Request.Context())
 	c.status = r.StatusCode
 	// Only the gateway speaks for itself.
-	r.Header.Del(HeaderReason)
-	r.Header.Del(HeaderOutcome)
+	delete(r.Header, HeaderReason)
+	delete(r.Header, HeaderOutcome)
 	if c.idempotencyKey != "" && r.StatusCode != http.StatusSwitchingProtocols {
 		p.record(r, c)
 	}
