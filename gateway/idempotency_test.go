@@ -241,13 +241,20 @@ func TestNoRepeatOverHTTP2(t *testing.T) {
 				}
 				var calls atomic.Int64
 				var wg sync.WaitGroup
+				// A stream that was reset a moment ago still keeps its connection from
+				// being closed as idle.
+				ctx, hangUp := context.WithCancel(t.Context())
+				defer hangUp()
 				wg.Go(func() {
 					for {
 						conn, err := listener.Accept()
 						if err != nil {
 							return
 						}
-						wg.Go(func() { resetStreams(conn, code, &calls) })
+						wg.Go(func() {
+							defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+							resetStreams(conn, code, &calls)
+						})
 					}
 				})
 				g := start(t, "https://"+listener.Addr().String(), func(o *Options) { o.UpstreamCAFile = certificate.caFile })
@@ -262,6 +269,7 @@ func TestNoRepeatOverHTTP2(t *testing.T) {
 					t.Error(err)
 				}
 				_ = listener.Close()
+				hangUp()
 				wg.Wait()
 			})
 		}
