@@ -125,12 +125,12 @@ func withoutFence() map[string]any {
 	return out
 }
 
-// each works on every selected object and tells what became of it. It goes on
-// after a failure and reports all of them.
+// each works on every selected object, on none where one cannot be read, and
+// tells what became of it. It goes on after a failure and reports all of them.
 func (c *cli) each(ctx context.Context, from resource.RESTClientGetter, s selection, work func(*resource.Info, metav1.Object) (string, error)) error {
 	infos, err := c.objects(from, s)
 	if err != nil {
-		return err
+		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	var errs []error
 	for _, info := range infos {

@@ -42,6 +42,10 @@ func TestGuardAndUnguard(t *testing.T) {
 	f.configMap(t, "web")
 	f.configMap(t, "db", func(c *corev1.ConfigMap) { c.Labels = map[string]string{"app": "db"} })
 
+	r := f.fence(t, "guard", "deploy", "configmap/web", "configmap/gone")
+	if r.code != 1 || !strings.Contains(r.stderr, `nothing was changed: configmaps "gone" not found`) || f.readConfigMap(t, "web").Labels[fence.LabelLease] != "" {
+		t.Fatalf("with one that does not exist: %v", r)
+	}
 	f.must(t, "guard", "deploy", "configmap/web")
 	f.must(t, "guard", "deploy", "configmaps", "-l", "app=db")
 	for _, name := range []string{"web", "db"} {
@@ -52,7 +56,7 @@ func TestGuardAndUnguard(t *testing.T) {
 	if got := f.must(t, "guard", "deploy", "configmap/web"); !strings.Contains(got, "already") {
 		t.Fatalf("guarding again printed %q", got)
 	}
-	if r := f.fence(t, "guard", "other", "configmap/web"); r.code != 1 || !strings.Contains(r.stderr, "unguard it first") {
+	if r = f.fence(t, "guard", "other", "configmap/web"); r.code != 1 || !strings.Contains(r.stderr, "unguard it first") {
 		t.Fatalf("guarding by another lease: %v", r)
 	}
 
