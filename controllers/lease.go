@@ -149,18 +149,23 @@ func (r *leaseReconciler) findHolder(ctx context.Context, s *situation, cached [
 	return client.IgnoreNotFound(err)
 }
 
-// decide plans on what the cache shows, but for who is granted next: that
-// claim is read again, and left out where it is released, finished or was
-// granted before.
+// decide plans on what the cache shows, but for what a token is issued on: the
+// claim that is granted next is read again, and left out where it is released,
+// finished or was granted before; and the cache must show the lease as it is.
 func (r *leaseReconciler) decide(ctx context.Context, s *situation) (plan, error) {
 	for {
 		p := decide(*s)
-		if !p.issue || p.holder.ClaimUID == "" {
+		if !p.issue && !p.revoke {
 			return p, nil
+		}
+		var reading errgroup.Group
+		reading.Go(func() error { return r.upToDate(ctx, s.lease) })
+		if !p.issue || p.holder.ClaimUID == "" {
+			return p, reading.Wait()
 		}
 		now := &v1alpha1.LeaseClaim{}
 		err := r.live.Get(ctx, client.ObjectKey{Namespace: s.lease.Namespace, Name: p.holder.ClaimName}, now)
-		if client.IgnoreNotFound(err) != nil {
+		if err := errors.Join(client.IgnoreNotFound(err), reading.Wait()); err != nil {
 			return plan{}, err
 		}
 		if err == nil && string(now.UID) == p.holder.ClaimUID && now.DeletionTimestamp.IsZero() && !finished(now) &&
@@ -170,6 +175,20 @@ func (r *leaseReconciler) decide(ctx context.Context, s *situation) (plan, error
 		}
 		s.claims = slices.DeleteFunc(s.claims, func(c *v1alpha1.LeaseClaim) bool { return string(c.UID) == p.holder.ClaimUID })
 	}
+}
+
+// upToDate fails where the lease is not as the cache shows it. The store would
+// refuse the reservation, but the lease table, which is written beside it, would
+// have who holds refused for as long.
+func (r *leaseReconciler) upToDate(ctx context.Context, cached *v1alpha1.FencedLease) error {
+	now := &v1alpha1.FencedLease{}
+	if err := r.live.Get(ctx, client.ObjectKeyFromObject(cached), now); err != nil {
+		return err
+	}
+	if now.ResourceVersion != cached.ResourceVersion {
+		return errBehind
+	}
+	return nil
 }
 
 // observe fills in who lapsed, and gives when to look again. Before anybody

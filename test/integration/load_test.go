@@ -24,6 +24,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
+	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/internal/controlplane"
 	"github.com/fencedlease/fencedlease/test/env"
 )
 
@@ -116,12 +118,45 @@ func (l *lateBody) Read(into []byte) (int, error) {
 	return n, l.now.err
 }
 
+// followTable watches the lease table until the test ends, and fails the test
+// where the lease's token in it goes down: it was expected, and nobody was
+// issued it, while who rightly held was refused.
+func followTable(t *testing.T, w *world) {
+	t.Helper()
+	events, err := w.Admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(controlplane.OperatorNamespace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var highest fence.Token
+		for event := range events.ResultChan() {
+			table, ok := event.Object.(*corev1.ConfigMap)
+			if !ok || table.Name != fence.TableName {
+				continue
+			}
+			l, _, _ := fence.LookupTable(table.Data, w.namespace, w.name, 0)
+			if l.Lease.Current < highest {
+				t.Errorf("the lease table went from %s to %s", highest, l.Lease.Current)
+			}
+			highest = max(highest, l.Lease.Current)
+		}
+		if highest == 0 {
+			t.Error("the lease table never knew the lease")
+		}
+	}()
+	t.Cleanup(func() { events.Stop(); <-done })
+}
+
 // TestLateInformers: an operator that sees its own writes a second late grants
-// each claim once, skips no token and calls nothing an error.
+// each claim once, skips no token, has no holder refused for a token that it
+// does not issue, and calls nothing an error.
 func TestLateInformers(t *testing.T) {
 	e := bare(t)
 	w := newWorld(t, e, long())
 	h := follow(t, w)
+	followTable(t, w)
 	var failures sync.Map
 	start(t, e, func(o *env.Options) {
 		o.Operator = true
