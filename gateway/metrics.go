@@ -28,14 +28,16 @@ type observer struct {
 	// access is the access log; nil writes none.
 	access *slog.Logger
 
-	// allowed are the counters of most calls, by surface: to look one up is most
-	// of what it takes to count.
-	allowed map[string]allowed
+	// surfaces are what most calls are counted by: to look it up is most of what
+	// it takes to count.
+	surfaces map[string]counted
 }
 
-type allowed struct {
-	decisions prometheus.Counter
-	seconds   prometheus.Observer
+// counted is what decisions of one surface are counted by.
+type counted struct {
+	// allowed counts the calls that were let through, seconds times all.
+	allowed prometheus.Counter
+	seconds prometheus.Observer
 }
 
 func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer {
@@ -50,11 +52,11 @@ func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer 
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "fencedlease_gateway_calls_in_flight", Help: "Calls that were let through and have not ended.",
 		}),
-		access:  access,
-		allowed: map[string]allowed{},
+		access:   access,
+		surfaces: map[string]counted{},
 	}
 	for _, surface := range []string{surfaceProxy, surfaceHTTP, surfaceExtAuth} {
-		o.allowed[surface] = allowed{o.decisions.WithLabelValues(surface, decisionAllowed, ""), o.seconds.WithLabelValues(surface)}
+		o.surfaces[surface] = counted{o.decisions.WithLabelValues(surface, decisionAllowed, ""), o.seconds.WithLabelValues(surface)}
 	}
 	registry.MustRegister(o.decisions, o.seconds, o.inFlight)
 	return o
@@ -62,10 +64,10 @@ func newObserver(registry prometheus.Registerer, access *slog.Logger) *observer 
 
 // decided counts a decision; problem is nil where the call was let through.
 func (o *observer) decided(surface string, problem *Problem, took time.Duration) {
-	counted := o.allowed[surface]
-	counted.seconds.Observe(took.Seconds())
+	of := o.surfaces[surface]
+	of.seconds.Observe(took.Seconds())
 	if problem == nil {
-		counted.decisions.Inc()
+		of.allowed.Inc()
 		return
 	}
 	decision := "denied"

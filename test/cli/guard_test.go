@@ -42,8 +42,8 @@ func TestGuardAndUnguard(t *testing.T) {
 	f.configMap(t, "web")
 	f.configMap(t, "db", func(c *corev1.ConfigMap) { c.Labels = map[string]string{"app": "db"} })
 
-	r := f.fence(t, "guard", "deploy", "configmap/web", "configmap/gone")
-	if r.code != 1 || !strings.Contains(r.stderr, `nothing was changed: configmaps "gone" not found`) || f.readConfigMap(t, "web").Labels[fence.LabelLease] != "" {
+	if r := f.fence(t, "guard", "deploy", "configmap/web", "configmap/gone"); r.code != 1 ||
+		!strings.Contains(r.stderr, `nothing was changed: configmaps "gone" not found`) || f.readConfigMap(t, "web").Labels[fence.LabelLease] != "" {
 		t.Fatalf("with one that does not exist: %v", r)
 	}
 	f.must(t, "guard", "deploy", "configmap/web")
@@ -56,7 +56,7 @@ func TestGuardAndUnguard(t *testing.T) {
 	if got := f.must(t, "guard", "deploy", "configmap/web"); !strings.Contains(got, "already") {
 		t.Fatalf("guarding again printed %q", got)
 	}
-	if r = f.fence(t, "guard", "other", "configmap/web"); r.code != 1 || !strings.Contains(r.stderr, "unguard it first") {
+	if r := f.fence(t, "guard", "other", "configmap/web"); r.code != 1 || !strings.Contains(r.stderr, "unguard it first") {
 		t.Fatalf("guarding by another lease: %v", r)
 	}
 
@@ -174,10 +174,10 @@ func TestVerifyFindsAndMendsRecordsThatNoAuthorityIssued(t *testing.T) {
 			t.Errorf("%s is not found as %s:\n%s", name, reason, r.stdout)
 		}
 	}
-	if r = f.fence(t, "verify", "--fix"); r.code != 2 {
+	if r := f.fence(t, "verify", "--fix"); r.code != 2 {
 		t.Fatalf("--fix without a reason: %v", r)
 	}
-	if r = f.fence(t, "verify", "--fix", "--reason=restored"); r.code != 1 || !strings.Contains(r.stderr, "2 of 6") {
+	if r := f.fence(t, "verify", "--fix", "--reason=restored"); r.code != 1 || !strings.Contains(r.stderr, "2 of 6") {
 		t.Fatalf("got %v", r)
 	}
 	for _, name := range []string{"current", "above", "floor"} {

@@ -77,39 +77,47 @@ type history struct {
 	highest int64
 }
 
-// follow watches the lease until the test ends.
-func follow(t *testing.T, w *world) *history {
-	t.Helper()
-	h := &history{tokens: map[int64]string{}}
-	events, err := w.Admin.Watch(t.Context(), &v1alpha1.FencedLeaseList{}, client.InNamespace(w.namespace))
+// watch shows what becomes of objects of a namespace until the test ends.
+func (w *world) watch(list client.ObjectList, namespace string, see func(watch.Event)) {
+	w.Helper()
+	events, err := w.Admin.Watch(w.Context(), list, client.InNamespace(namespace))
 	if err != nil {
-		t.Fatal(err)
+		w.Fatal(err)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for event := range events.ResultChan() {
-			lease, ok := event.Object.(*v1alpha1.FencedLease)
-			if !ok || event.Type == watch.Deleted || lease.Status.Token == 0 {
-				continue
-			}
-			h.mu.Lock()
-			token := lease.Status.Token
-			if token < h.highest {
-				t.Errorf("the current token went from %d to %d", h.highest, token)
-			}
-			h.highest = max(h.highest, token)
-			if holder := lease.Status.Holder; holder != nil {
-				who := fmt.Sprintf("%s/%d", holder.ClaimUID, deref(holder.Reaffirm))
-				if before, ok := h.tokens[token]; ok && before != who {
-					t.Errorf("token %d was issued to %s and to %s", token, before, who)
-				}
-				h.tokens[token] = who
-			}
-			h.mu.Unlock()
+			see(event)
 		}
 	}()
-	t.Cleanup(func() { events.Stop(); <-done })
+	w.Cleanup(func() { events.Stop(); <-done })
+}
+
+// follow watches the lease until the test ends.
+func follow(t *testing.T, w *world) *history {
+	t.Helper()
+	h := &history{tokens: map[int64]string{}}
+	w.watch(&v1alpha1.FencedLeaseList{}, w.namespace, func(event watch.Event) {
+		lease, ok := event.Object.(*v1alpha1.FencedLease)
+		if !ok || event.Type == watch.Deleted || lease.Status.Token == 0 {
+			return
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		token := lease.Status.Token
+		if token < h.highest {
+			t.Errorf("the current token went from %d to %d", h.highest, token)
+		}
+		h.highest = max(h.highest, token)
+		if holder := lease.Status.Holder; holder != nil {
+			who := fmt.Sprintf("%s/%d", holder.ClaimUID, deref(holder.Reaffirm))
+			if before, ok := h.tokens[token]; ok && before != who {
+				t.Errorf("token %d was issued to %s and to %s", token, before, who)
+			}
+			h.tokens[token] = who
+		}
+	})
 	return h
 }
 

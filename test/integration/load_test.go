@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -123,30 +124,23 @@ func (l *lateBody) Read(into []byte) (int, error) {
 // issued it, while who rightly held was refused.
 func followTable(t *testing.T, w *world) {
 	t.Helper()
-	events, err := w.Admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(controlplane.OperatorNamespace))
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		var highest fence.Token
-		for event := range events.ResultChan() {
-			table, ok := event.Object.(*corev1.ConfigMap)
-			if !ok || table.Name != fence.TableName {
-				continue
-			}
-			l, _, _ := fence.LookupTable(table.Data, w.namespace, w.name, 0)
-			if l.Lease.Current < highest {
-				t.Errorf("the lease table went from %s to %s", highest, l.Lease.Current)
-			}
-			highest = max(highest, l.Lease.Current)
-		}
+	var highest fence.Token
+	t.Cleanup(func() {
 		if highest == 0 {
 			t.Error("the lease table never knew the lease")
 		}
-	}()
-	t.Cleanup(func() { events.Stop(); <-done })
+	})
+	w.watch(&corev1.ConfigMapList{}, controlplane.OperatorNamespace, func(event watch.Event) {
+		table, ok := event.Object.(*corev1.ConfigMap)
+		if !ok || table.Name != fence.TableName {
+			return
+		}
+		l, _, _ := fence.LookupTable(table.Data, w.namespace, w.name, 0)
+		if l.Lease.Current < highest {
+			t.Errorf("the lease table went from %s to %s", highest, l.Lease.Current)
+		}
+		highest = max(highest, l.Lease.Current)
+	})
 }
 
 // TestLateInformers: an operator that sees its own writes a second late grants
