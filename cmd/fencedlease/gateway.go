@@ -2,6 +2,8 @@ package main
 
 import (
 	"io"
+	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -11,6 +13,11 @@ import (
 	"github.com/fencedlease/fencedlease/gateway/ledger/postgres"
 	"github.com/fencedlease/fencedlease/sqlfence"
 )
+
+// gcPercent suits a program that keeps a few megabytes and makes some
+// kilobytes for each call: with Go's 100 it would collect many times a second.
+// GOGC in the environment has precedence.
+const gcPercent = 400
 
 func newGatewayCommand() *cobra.Command {
 	options := gateway.Defaults()
@@ -34,6 +41,9 @@ one partner, a decision service for NGINX, Traefik and Envoy, or all of them.
 				if cfg, err = ctrl.GetConfig(); err != nil {
 					return err
 				}
+			}
+			if os.Getenv("GOGC") == "" {
+				debug.SetGCPercent(gcPercent)
 			}
 			return gateway.Run(cmd.Context(), cfg, options, cmd.OutOrStdout(), nil)
 		},

@@ -61,7 +61,7 @@ const (
 
 const (
 	rounds      = 41
-	calls       = 800 // of a round
+	calls       = 2400 // of a round
 	connections = 16
 )
 
@@ -226,6 +226,7 @@ func bench(ctx context.Context) (err error) {
 	}
 	base := &subject{name: "the proxy without a fence", address: freeAddress()}
 	base.cmd = exec.CommandContext(ctx, self, roleProxy, base.address, partner.URL)
+	base.cmd.Env = append(os.Environ(), "GOGC=400") // as the gateway sets it
 	subjects := []*subject{
 		base,
 		fenced("the gateway, same token", "same", false, false),
