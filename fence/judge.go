@@ -65,6 +65,9 @@ type Lease struct {
 	Name string
 	// Found is false where no such lease exists, as far as the fence knows.
 	Found bool
+	// NotAllowed tells that it exists and does not allow the namespace of the
+	// guarded object, which makes it as good as not found.
+	NotAllowed bool
 	// Current is the newest token issued, 0 if none was.
 	Current Token
 	// Min is spec.minToken: a current token below it is revoked.
@@ -164,6 +167,9 @@ func Judge(p Presented, recorded Token, lease Lease, policy Policy) Verdict {
 		if !policy.Live {
 			return Verdict{Outcome: Confirm, Reason: UnknownLease, Token: token}
 		}
+		if lease.NotAllowed {
+			return deny(UnknownLease, "belongs to a lease that does not allow this namespace", "add the namespace to the lease's allowedNamespaces")
+		}
 		return deny(UnknownLease, "belongs to a lease that does not exist", "create the FencedLease, or take the label off with the right to bypass")
 	}
 	current := max(lease.Current, lease.Min)
@@ -218,10 +224,12 @@ func message(reason Reason, presented, recorded Token, lease Lease, policy Polic
 	}
 	fmt.Fprintf(&b, "; recorded %s", recorded)
 	if !policy.NoAuthority {
-		if lease.Found {
-			fmt.Fprintf(&b, ", current %s", max(lease.Current, lease.Min))
-			b.WriteString(", " + heldBy(lease))
-		} else {
+		switch {
+		case lease.Found:
+			fmt.Fprintf(&b, ", current %s, %s", max(lease.Current, lease.Min), heldBy(lease))
+		case lease.NotAllowed:
+			b.WriteString(", lease not for this namespace")
+		default:
 			b.WriteString(", no such lease")
 		}
 	}

@@ -323,6 +323,7 @@ func decideBinding(w *write) verdict {
 func leaseFacts(key types.NamespacedName, f facts, namespace string) fence.Lease {
 	l := fence.Lease{Name: key.String()}
 	if f.lease == nil || !f.lease.Allows(namespace) {
+		l.NotAllowed = f.lease != nil
 		return l
 	}
 	spec, status := f.lease.Spec, f.lease.Status

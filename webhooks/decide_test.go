@@ -233,7 +233,8 @@ func TestDecide(t *testing.T) {
 		// rule 6
 		"no lease":                            {old: stored, new: stamped("42"), noLease: true, want: fence.UnknownLease},
 		"a lease that allows the namespace":   {old: guarded(func(o *object) { o.leaseNamespace = "infra" }), new: changed(func(o *object) { o.leaseNamespace, o.writeID = "infra", "b" }), lease: func(l *v1alpha1.FencedLease) { l.Namespace, l.Spec.AllowedNamespaces = "infra", []string{"shop"} }},
-		"one that does not":                   {old: guarded(func(o *object) { o.leaseNamespace = "infra" }), new: changed(func(o *object) { o.leaseNamespace, o.writeID = "infra", "b" }), lease: func(l *v1alpha1.FencedLease) { l.Namespace = "infra" }, want: fence.UnknownLease},
+		"one that does not":                   {old: guarded(func(o *object) { o.leaseNamespace = "infra" }), new: changed(func(o *object) { o.leaseNamespace, o.writeID = "infra", "b" }), lease: func(l *v1alpha1.FencedLease) { l.Namespace = "infra" }, want: fence.UnknownLease, says: "does not allow this namespace"},
+		"and nothing presented":               {old: guarded(func(o *object) { o.leaseNamespace = "infra" }), new: guarded(func(o *object) { o.leaseNamespace, o.data = "infra", "y" }), lease: func(l *v1alpha1.FencedLease) { l.Namespace = "infra" }, want: fence.Unstamped, says: "lease not for this namespace"},
 		"every namespace, and cluster-scoped": {cluster: true, old: guarded(func(o *object) { o.leaseNamespace = "infra" }), new: changed(func(o *object) { o.leaseNamespace, o.writeID = "infra", "b" }), lease: func(l *v1alpha1.FencedLease) { l.Namespace, l.Spec.AllowedNamespaces = "infra", []string{"*"} }},
 
 		// rule 8
