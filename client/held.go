@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
@@ -36,8 +37,10 @@ type Held struct {
 	// until then it renews only while somebody asks for the grant.
 	manual bool
 
-	doubts  singleflight.Group
-	cancel  context.CancelFunc
+	doubts singleflight.Group
+	cancel context.CancelFunc
+	// arrived ends the watch on the lease.
+	arrived context.CancelFunc
 	stopped chan struct{}
 	asks    chan chan<- error
 	done    chan struct{}
@@ -68,8 +71,10 @@ func hold(api claims, o options, lease *v1alpha1.FencedLease, claim *v1alpha1.Le
 		cancel: cancel, stopped: make(chan struct{}), asks: make(chan chan<- error), done: make(chan struct{}),
 		duration: durationOf(lease), sent: sent, asked: sent, changed: make(chan struct{}),
 	}
+	queue, arrived := context.WithCancel(ctx)
+	h.arrived = arrived
 	h.observe(claim)
-	go h.run(ctx, claim.ResourceVersion)
+	go h.run(ctx, func() { h.follow(ctx, claim.ResourceVersion) }, func() { h.queue(queue, lease.ResourceVersion) })
 	return h
 }
 
@@ -276,6 +281,9 @@ func (h *Held) learn(p progress) {
 		return
 	}
 	h.progress = p
+	if p.phase != waiting {
+		h.arrived()
+	}
 	if p.phase == finished {
 		h.lose(p.loss)
 		return
@@ -337,10 +345,12 @@ func (h *Held) pause(ctx context.Context, wait time.Duration) error {
 	}
 }
 
-// run renews and watches the claim until the holding ends.
-func (h *Held) run(ctx context.Context, resourceVersion string) {
+// run renews the claim until the holding ends, beside those who watch.
+func (h *Held) run(ctx context.Context, watchers ...func()) {
 	var others sync.WaitGroup
-	others.Go(func() { h.follow(ctx, resourceVersion) })
+	for _, watcher := range watchers {
+		others.Go(watcher)
+	}
 	defer close(h.stopped)
 	defer h.api.reset()
 	defer others.Wait()
@@ -515,7 +525,7 @@ func (h *Held) follow(ctx context.Context, resourceVersion string) {
 		}
 		if resourceVersion != "" {
 			if w, err := h.api.watch(ctx, h.claim, resourceVersion); err == nil {
-				if h.drain(ctx, w) {
+				if drain(ctx, w, h.event) {
 					wait = first
 				}
 			}
@@ -528,8 +538,51 @@ func (h *Held) follow(ctx context.Context, resourceVersion string) {
 	}
 }
 
-// drain takes in events until the watch ends, and tells if there were any.
-func (h *Held) drain(ctx context.Context, w watch.Interface) (some bool) {
+// event takes in what happened to the claim.
+func (h *Held) event(what watch.EventType, claim *v1alpha1.LeaseClaim) (more bool) {
+	if what == watch.Deleted && claim.UID == h.uid {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.learn(h.progress.vanish())
+		return false
+	}
+	h.observe(claim)
+	return true
+}
+
+// queue watches the lease while the claim waits: its holder is named there
+// before the claim is told, one write sooner. The watch on the claim does
+// without it, so it ends where the account may not watch leases.
+func (h *Held) queue(ctx context.Context, resourceVersion string) {
+	const first, most = 50 * time.Millisecond, 2 * time.Second
+	wait := first
+	for ctx.Err() == nil {
+		w, err := h.api.watchLease(ctx, h.name, resourceVersion)
+		if err != nil && !transient(err) {
+			return
+		}
+		if err == nil && drain(ctx, w, func(what watch.EventType, lease *v1alpha1.FencedLease) bool {
+			if what == watch.Deleted {
+				return true
+			}
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.learn(h.progress.granted(lease, h.uid))
+			return true
+		}) {
+			wait = first
+		}
+		resourceVersion = ""
+		if h.sleep(ctx, spread(wait, rand.Float64())) != nil {
+			return
+		}
+		wait = backoff(wait, most)
+	}
+}
+
+// drain hands over events until the watch ends, or take does not go on, and
+// tells if there were any.
+func drain[T runtime.Object](ctx context.Context, w watch.Interface, take func(watch.EventType, T) (more bool)) (some bool) {
 	defer w.Stop()
 	for {
 		select {
@@ -539,18 +592,14 @@ func (h *Held) drain(ctx context.Context, w watch.Interface) (some bool) {
 			if !ok {
 				return some
 			}
-			claim, isClaim := event.Object.(*v1alpha1.LeaseClaim)
-			if !isClaim {
+			object, isObject := event.Object.(T)
+			if !isObject {
 				return some // an error, as of a version too old: read again
 			}
 			some = true
-			if event.Type == watch.Deleted && claim.UID == h.uid {
-				h.mu.Lock()
-				h.learn(h.progress.vanish())
-				h.mu.Unlock()
+			if !take(event.Type, object) {
 				return some
 			}
-			h.observe(claim)
 		}
 	}
 }
