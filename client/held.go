@@ -89,7 +89,9 @@ func durationOf(lease *v1alpha1.FencedLease) time.Duration {
 // Lease is the lease as "namespace/name".
 func (h *Held) Lease() string { return h.lease }
 
-// Claim is the name of the claim that holds, in the lease's namespace.
+// Claim is the name of the claim that holds, in the lease's namespace. Its
+// status is written after the lease's, so it may tell of the grant later than
+// Acquire does.
 func (h *Held) Claim() string { return h.claim }
 
 // Token is the token of this acquisition, 0 once it is lost or released.
