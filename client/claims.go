@@ -31,8 +31,6 @@ type claims interface {
 	patch(ctx context.Context, name string, body []byte) (*v1alpha1.LeaseClaim, error)
 	delete(ctx context.Context, name string, uid types.UID) error
 	watch(ctx context.Context, name, resourceVersion string) (watch.Interface, error)
-	// watchLease begins with the lease as it is where resourceVersion is empty.
-	watchLease(ctx context.Context, name, resourceVersion string) (watch.Interface, error)
 	// reset drops every connection: a dead one would otherwise swallow one
 	// renewal after the other until its keep-alive noticed.
 	reset()
@@ -144,15 +142,7 @@ func (c *restClaims) delete(ctx context.Context, name string, uid types.UID) err
 }
 
 func (c *restClaims) watch(ctx context.Context, name, resourceVersion string) (watch.Interface, error) {
-	return c.follow(ctx, "leaseclaims", name, resourceVersion)
-}
-
-func (c *restClaims) watchLease(ctx context.Context, name, resourceVersion string) (watch.Interface, error) {
-	return c.follow(ctx, "fencedleases", name, resourceVersion)
-}
-
-func (c *restClaims) follow(ctx context.Context, resource, name, resourceVersion string) (watch.Interface, error) {
-	return c.rest.Get().Namespace(c.namespace).Resource(resource).
+	return c.rest.Get().Namespace(c.namespace).Resource("leaseclaims").
 		Param("watch", "true").
 		Param("fieldSelector", fields.OneTermEqualSelector("metadata.name", name).String()).
 		Param("resourceVersion", resourceVersion).

@@ -29,9 +29,7 @@ type fakeClaims struct {
 	mu      sync.Mutex
 	claims  map[string]*v1alpha1.LeaseClaim
 	watches []*watch.RaceFreeFakeWatcher
-	// leaseWatches get what the test says of the lease.
-	leaseWatches []*watch.RaceFreeFakeWatcher
-	uids         int
+	uids    int
 	// sent are the verbs of all writes, in order.
 	sent []string
 	// answer is asked before every call and may fail or delay it.
@@ -50,7 +48,7 @@ func (f *fakeClaims) fail(answer func(ctx context.Context, verb string) error) {
 func (f *fakeClaims) before(ctx context.Context, verb string) error {
 	f.mu.Lock()
 	answer := f.answer
-	if verb != "get" && verb != "watch" && verb != "watch lease" && verb != "lease" {
+	if verb != "get" && verb != "watch" && verb != "lease" {
 		f.sent = append(f.sent, verb)
 	}
 	f.mu.Unlock()
@@ -160,17 +158,6 @@ func (f *fakeClaims) watch(ctx context.Context, _, _ string) (watch.Interface, e
 	defer f.mu.Unlock()
 	w := watch.NewRaceFreeFake()
 	f.watches = append(f.watches, w)
-	return w, nil
-}
-
-func (f *fakeClaims) watchLease(ctx context.Context, _, _ string) (watch.Interface, error) {
-	if err := f.before(ctx, "watch lease"); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	w := watch.NewRaceFreeFake()
-	f.leaseWatches = append(f.leaseWatches, w)
 	return w, nil
 }
 

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
@@ -37,10 +36,8 @@ type Held struct {
 	// until then it renews only while somebody asks for the grant.
 	manual bool
 
-	doubts singleflight.Group
-	cancel context.CancelFunc
-	// arrived ends the watch on the lease.
-	arrived context.CancelFunc
+	doubts  singleflight.Group
+	cancel  context.CancelFunc
 	stopped chan struct{}
 	asks    chan chan<- error
 	done    chan struct{}
@@ -71,10 +68,8 @@ func hold(api claims, o options, lease *v1alpha1.FencedLease, claim *v1alpha1.Le
 		cancel: cancel, stopped: make(chan struct{}), asks: make(chan chan<- error), done: make(chan struct{}),
 		duration: durationOf(lease), sent: sent, asked: sent, changed: make(chan struct{}),
 	}
-	queue, arrived := context.WithCancel(ctx)
-	h.arrived = arrived
 	h.observe(claim)
-	go h.run(ctx, func() { h.follow(ctx, claim.ResourceVersion) }, func() { h.queue(queue, lease.ResourceVersion) })
+	go h.run(ctx, claim.ResourceVersion)
 	return h
 }
 
@@ -89,9 +84,7 @@ func durationOf(lease *v1alpha1.FencedLease) time.Duration {
 // Lease is the lease as "namespace/name".
 func (h *Held) Lease() string { return h.lease }
 
-// Claim is the name of the claim that holds, in the lease's namespace. Its
-// status is written after the lease's, so it may tell of the grant later than
-// Acquire does.
+// Claim is the name of the claim that holds, in the lease's namespace.
 func (h *Held) Claim() string { return h.claim }
 
 // Token is the token of this acquisition, 0 once it is lost or released.
@@ -283,9 +276,6 @@ func (h *Held) learn(p progress) {
 		return
 	}
 	h.progress = p
-	if p.phase != waiting {
-		h.arrived()
-	}
 	if p.phase == finished {
 		h.lose(p.loss)
 		return
@@ -347,12 +337,10 @@ func (h *Held) pause(ctx context.Context, wait time.Duration) error {
 	}
 }
 
-// run renews the claim until the holding ends, beside those who watch.
-func (h *Held) run(ctx context.Context, watchers ...func()) {
+// run renews and watches the claim until the holding ends.
+func (h *Held) run(ctx context.Context, resourceVersion string) {
 	var others sync.WaitGroup
-	for _, watcher := range watchers {
-		others.Go(watcher)
-	}
+	others.Go(func() { h.follow(ctx, resourceVersion) })
 	defer close(h.stopped)
 	defer h.api.reset()
 	defer others.Wait()
@@ -527,7 +515,7 @@ func (h *Held) follow(ctx context.Context, resourceVersion string) {
 		}
 		if resourceVersion != "" {
 			if w, err := h.api.watch(ctx, h.claim, resourceVersion); err == nil {
-				if drain(ctx, w, h.event) {
+				if h.drain(ctx, w) {
 					wait = first
 				}
 			}
@@ -540,51 +528,8 @@ func (h *Held) follow(ctx context.Context, resourceVersion string) {
 	}
 }
 
-// event takes in what happened to the claim.
-func (h *Held) event(what watch.EventType, claim *v1alpha1.LeaseClaim) (more bool) {
-	if what == watch.Deleted && claim.UID == h.uid {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.learn(h.progress.vanish())
-		return false
-	}
-	h.observe(claim)
-	return true
-}
-
-// queue watches the lease while the claim waits: its holder is named there
-// before the claim is told, one write sooner. The watch on the claim does
-// without it, so it ends where the account may not watch leases.
-func (h *Held) queue(ctx context.Context, resourceVersion string) {
-	const first, most = 50 * time.Millisecond, 2 * time.Second
-	wait := first
-	for ctx.Err() == nil {
-		w, err := h.api.watchLease(ctx, h.name, resourceVersion)
-		if err != nil && !transient(err) {
-			return
-		}
-		if err == nil && drain(ctx, w, func(what watch.EventType, lease *v1alpha1.FencedLease) bool {
-			if what == watch.Deleted {
-				return true
-			}
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.learn(h.progress.granted(lease, h.uid))
-			return true
-		}) {
-			wait = first
-		}
-		resourceVersion = ""
-		if h.sleep(ctx, spread(wait, rand.Float64())) != nil {
-			return
-		}
-		wait = backoff(wait, most)
-	}
-}
-
-// drain hands over events until the watch ends, or take does not go on, and
-// tells if there were any.
-func drain[T runtime.Object](ctx context.Context, w watch.Interface, take func(watch.EventType, T) (more bool)) (some bool) {
+// drain takes in events until the watch ends, and tells if there were any.
+func (h *Held) drain(ctx context.Context, w watch.Interface) (some bool) {
 	defer w.Stop()
 	for {
 		select {
@@ -594,14 +539,18 @@ func drain[T runtime.Object](ctx context.Context, w watch.Interface, take func(w
 			if !ok {
 				return some
 			}
-			object, isObject := event.Object.(T)
-			if !isObject {
+			claim, isClaim := event.Object.(*v1alpha1.LeaseClaim)
+			if !isClaim {
 				return some // an error, as of a version too old: read again
 			}
 			some = true
-			if !take(event.Type, object) {
+			if event.Type == watch.Deleted && claim.UID == h.uid {
+				h.mu.Lock()
+				h.learn(h.progress.vanish())
+				h.mu.Unlock()
 				return some
 			}
+			h.observe(claim)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package client
 import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fencedlease/fencedlease/api/v1alpha1"
 	"github.com/fencedlease/fencedlease/fence"
@@ -60,17 +59,6 @@ func (p progress) advance(claim *v1alpha1.LeaseClaim) progress {
 		return p
 	}
 	p.phase, p.message = finished, held.Message
-	return p
-}
-
-// granted joins what a lease's status says to what was known of the claim of
-// the given UID. The lease names its holder before the claim is told: that
-// write is the grant.
-func (p progress) granted(lease *v1alpha1.FencedLease, claim types.UID) progress {
-	holder, token := lease.Status.Holder, fence.Token(lease.Status.Token)
-	if p.phase != finished && holder != nil && holder.ClaimUID == string(claim) && token.Valid() {
-		p.phase, p.queued, p.token = granted, true, max(p.token, token)
-	}
 	return p
 }
 

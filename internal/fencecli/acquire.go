@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/rest"
 	crclient "sigs.k8s.io/controller-runtime/pkg/client"
@@ -146,15 +145,8 @@ func (o *acquireOptions) tell(ctx context.Context, api crclient.Client, held *cl
 		_, err = fmt.Fprintf(o.Out, "[%s] acquired with token %s, by claim %s\n", held.Lease(), token, held.Claim())
 		return err
 	}
-	ctx, cancel := held.Context(ctx)
-	defer cancel()
-	// The claim is told of its token after the lease.
 	claim := &v1alpha1.LeaseClaim{}
-	err = wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		err := api.Get(ctx, types.NamespacedName{Namespace: o.lease.Namespace, Name: held.Claim()}, claim)
-		return fence.Token(claim.Status.Token) >= token, err
-	})
-	if err != nil {
+	if err := api.Get(ctx, types.NamespacedName{Namespace: o.lease.Namespace, Name: held.Claim()}, claim); err != nil {
 		return fmt.Errorf("read the claim %s: %w", held.Claim(), err)
 	}
 	return o.print(o.output, claim)

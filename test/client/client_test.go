@@ -44,7 +44,7 @@ var everything = env.Shared(env.Options{Operator: true, Webhook: true, Policy: t
 func writer(t *testing.T, e *env.Environment, namespace, name string) *rest.Config {
 	t.Helper()
 	e.Grant(t, namespace, name,
-		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get", "watch"}},
+		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"fencedleases"}, Verbs: []string{"get"}},
 		rbacv1.PolicyRule{APIGroups: []string{fence.Group}, Resources: []string{"leaseclaims"}, Verbs: []string{"create", "get", "list", "watch", "patch", "delete"}},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps", "pods", "pods/eviction"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments", "deployments/scale", "deployments/status"}, Verbs: []string{"*"}},
