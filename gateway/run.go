@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"runtime/debug"
 	"time"
 
 	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
@@ -43,6 +44,15 @@ const (
 	dialTimeout   = 10 * time.Second
 	mostIdle      = 256
 )
+
+// CollectLess has this process collect garbage less often than Go's default,
+// unless GOGC in the environment says how often. It suits a proxy, which keeps a
+// few megabytes and makes some kilobytes for each call.
+func CollectLess() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
+}
 
 // Run serves until ctx ends and calls in flight have ended, or the drain
 // timeout has. The configuration reaches the API; it is nil without authority.

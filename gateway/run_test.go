@@ -3,6 +3,7 @@ package gateway
 import (
 	"net/http"
 	"path/filepath"
+	"runtime/debug"
 	"testing"
 
 	"github.com/fencedlease/fencedlease/fence"
@@ -43,4 +44,19 @@ func TestProxy(t *testing.T) {
 		t.Errorf("after a restart a stale token gets %+v", got)
 	}
 	sameTokens(t, p)
+}
+
+func TestCollectLess(t *testing.T) {
+	before := debug.SetGCPercent(100)
+	defer debug.SetGCPercent(before)
+	for _, c := range []struct {
+		environment string
+		want        int
+	}{{"", 400}, {"50", 100}, {"off", 100}} { // the runtime reads it by itself, at start
+		t.Setenv("GOGC", c.environment)
+		CollectLess()
+		if got := debug.SetGCPercent(100); got != c.want {
+			t.Errorf("GOGC=%q: %d %%, want %d", c.environment, got, c.want)
+		}
+	}
 }

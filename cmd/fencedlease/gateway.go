@@ -2,8 +2,6 @@ package main
 
 import (
 	"io"
-	"os"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -13,11 +11,6 @@ import (
 	"github.com/fencedlease/fencedlease/gateway/ledger/postgres"
 	"github.com/fencedlease/fencedlease/sqlfence"
 )
-
-// gcPercent suits a program that keeps a few megabytes and makes some
-// kilobytes for each call: with Go's 100 it would collect many times a second.
-// GOGC in the environment has precedence.
-const gcPercent = 400
 
 func newGatewayCommand() *cobra.Command {
 	options := gateway.Defaults()
@@ -42,9 +35,7 @@ one partner, a decision service for NGINX, Traefik and Envoy, or all of them.
 					return err
 				}
 			}
-			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(gcPercent)
-			}
+			gateway.CollectLess()
 			return gateway.Run(cmd.Context(), cfg, options, cmd.OutOrStdout(), nil)
 		},
 	}

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedlease/fencedlease/fence"
+	"github.com/fencedlease/fencedlease/gateway"
 )
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -226,7 +227,6 @@ func bench(ctx context.Context) (err error) {
 	}
 	base := &subject{name: "the proxy without a fence", address: freeAddress()}
 	base.cmd = exec.CommandContext(ctx, self, roleProxy, base.address, partner.URL)
-	base.cmd.Env = append(os.Environ(), "GOGC=400") // as the gateway sets it
 	subjects := []*subject{
 		base,
 		fenced("the gateway, same token", "same", false, false),
@@ -328,8 +328,9 @@ func (b *buffers) Get() []byte {
 func (b *buffers) Put(buffer []byte) { b.pool.Put((*[bufferSize]byte)(buffer)) }
 
 // serveUnfenced is the gateway's proxy as it would be without a fence: the
-// same settings of server, proxy and transport.
+// same settings of server, proxy, transport and garbage collection.
 func serveUnfenced(address, upstream string) error {
+	gateway.CollectLess()
 	target, err := url.Parse(upstream)
 	if err != nil {
 		return err
