@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
-	"maps"
 	"net/http"
 	"os"
-	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -78,7 +76,11 @@ func (p *Proxy) begin(ctx context.Context, w http.ResponseWriter, c *passage, di
 	default:
 		p.observer.decided(surfaceProxy, nil, 0)
 		c.status, c.reason = known.Answer.Status, outcomeRecorded
-		maps.Copy(w.Header(), known.Answer.Header)
+		for name, values := range known.Answer.Header {
+			for _, value := range values {
+				w.Header().Add(name, string(value))
+			}
+		}
 		w.Header().Set(HeaderOutcome, outcomeRecorded)
 		if known.Answer.BodyOmitted {
 			w.Header().Set(HeaderOutcome, outcomeWithoutBody)
@@ -91,10 +93,10 @@ func (p *Proxy) begin(ctx context.Context, w http.ResponseWriter, c *passage, di
 
 // record records the answer of a call as it goes by.
 func (p *Proxy) record(r *http.Response, c *passage) {
-	answer := ledger.Answer{Status: r.StatusCode, Header: http.Header{}}
+	answer := ledger.Answer{Status: r.StatusCode, Header: map[string][][]byte{}}
 	for _, name := range recordedHeaders {
-		if values := r.Header.Values(name); len(values) > 0 {
-			answer.Header[name] = values
+		for _, value := range r.Header[name] {
+			answer.Header[name] = append(answer.Header[name], []byte(value))
 		}
 	}
 	ctx := r.Request.Context()
@@ -121,10 +123,9 @@ func (p *Proxy) forget(ctx context.Context, c *passage) {
 type recorder struct {
 	io.ReadCloser
 
-	body   []byte
-	over   bool
-	once   sync.Once
-	finish func(body []byte, whole bool)
+	body           []byte
+	over, finished bool
+	finish         func(body []byte, whole bool)
 }
 
 // Read reads on, and finishes at the end.
@@ -136,14 +137,30 @@ func (r *recorder) Read(p []byte) (int, error) {
 		r.body = append(r.body, p[:n]...)
 	}
 	if err == io.EOF {
-		r.once.Do(func() { r.finish(r.body, !r.over) })
+		r.end(!r.over)
 	}
 	return n, err
 }
 
-// Close finishes without the body where it was not read to its end: the
-// status is known all the same.
+// Close reads on to the end first, as far as that is kept: whoever repeats the
+// call has to get the outcome, though its caller took a part of it. Without an
+// end the body is not kept; the status is known all the same.
 func (r *recorder) Close() error {
-	r.once.Do(func() { r.finish(nil, false) })
+	if !r.finished && !r.over {
+		_, _ = io.CopyN(io.Discard, r, int64(mostRecorded+1-len(r.body))) // what fails here has no end
+	}
+	r.end(false)
 	return r.ReadCloser.Close()
+}
+
+// end finishes, once.
+func (r *recorder) end(whole bool) {
+	if r.finished {
+		return
+	}
+	r.finished = true
+	if !whole {
+		r.body = nil
+	}
+	r.finish(r.body, whole)
 }

@@ -444,6 +444,110 @@ func TestCrashedHoldersWork(t *testing.T) {
 	}
 }
 
+// TestCallerGoneInTheAnswer: an answer is recorded as it comes from the partner,
+// however much of it its caller took.
+func TestCallerGoneInTheAnswer(t *testing.T) {
+	t.Parallel()
+	// More than is copied at a time: what is written to the caller fails before
+	// all of it has been read.
+	const rest = mostRecorded * 3 / 4
+	for name, c := range map[string]struct {
+		// rest is how much the partner sends once the caller is gone.
+		rest    int
+		ends    func(context.Context)
+		outcome string
+	}{
+		"no more comes":             {0, nil, outcomeRecorded},
+		"the rest comes":            {rest, nil, outcomeRecorded},
+		"the rest is too long":      {2 * mostRecorded, nil, outcomeWithoutBody},
+		"the rest breaks off":       {rest, func(context.Context) { panic(http.ErrAbortHandler) }, outcomeWithoutBody},
+		"the rest never ends":       {rest, func(ctx context.Context) { <-ctx.Done() }, outcomeWithoutBody},
+		"no more comes and no end":  {0, func(ctx context.Context) { <-ctx.Done() }, outcomeWithoutBody},
+		"too much comes and no end": {2 * mostRecorded, func(ctx context.Context) { <-ctx.Done() }, outcomeWithoutBody},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			gone := make(chan struct{})
+			p := newPartner(t, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "first")
+				_ = http.NewResponseController(w).Flush()
+				<-gone
+				_, _ = io.WriteString(w, strings.Repeat("x", c.rest))
+				_ = http.NewResponseController(w).Flush()
+				if c.ends != nil {
+					c.ends(r.Context())
+				}
+			})
+			g := start(t, p.URL, func(o *Options) {
+				if o.CallTimeout = time.Hour; strings.HasSuffix(name, "no end") || strings.HasSuffix(name, "never ends") {
+					o.CallTimeout = time.Second
+				}
+			})
+			caller, err := net.Dial("tcp", g.address["proxy"])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = caller.Close() }()
+			if _, err := io.WriteString(caller, "POST / HTTP/1.1\r\nHost: gateway\r\nFencing-Lease: "+lease+"\r\nFencing-Token: 41\r\nIdempotency-Key: k\r\nContent-Length: 0\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			resp, err := http.ReadResponse(bufio.NewReader(caller), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(resp.Body, make([]byte, len("first"))); err != nil {
+				t.Fatal(err)
+			}
+			// A reset: every further write to the caller fails.
+			if err := caller.(*net.TCPConn).SetLinger(0); err != nil {
+				t.Fatal(err)
+			}
+			_ = caller.Close()
+			close(gone)
+			var a answer
+			eventually(t, "the outcome is recorded", func() bool {
+				a = g.call(t, http.MethodPost, "/", "", stamped("41", HeaderIdempotencyKey, "k"))
+				return a.reason != OutcomeUnknown
+			})
+			body := ""
+			if c.outcome == outcomeRecorded {
+				body = "first" + strings.Repeat("x", c.rest)
+			}
+			if a.status != http.StatusOK || a.header.Get(HeaderOutcome) != c.outcome || a.body != body {
+				t.Errorf("the outcome: %d %s, %d bytes; want %s, %d bytes", a.status, a.header.Get(HeaderOutcome), len(a.body), c.outcome, len(body))
+			}
+			if n := len(p.calls()); n != 1 {
+				t.Errorf("the partner was called %d times", n)
+			}
+		})
+	}
+}
+
+// TestRecordedBytes: what is recorded comes back byte for byte.
+func TestRecordedBytes(t *testing.T) {
+	t.Parallel()
+	all := make([]byte, 0, 256)
+	for b := range 256 {
+		all = append(all, byte(b))
+	}
+	p := newPartner(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Location"] = []string{"/caf\xe9?\xff<>&\u2028"}
+		w.Header()["Content-Language"] = []string{"de", "en"}
+		_, _ = w.Write(all)
+	})
+	g := start(t, p.URL)
+	first := g.call(t, http.MethodPost, "/", "", stamped("41", HeaderIdempotencyKey, "k"))
+	again := g.call(t, http.MethodPost, "/", "", stamped("41", HeaderIdempotencyKey, "k"))
+	for _, name := range recordedHeaders {
+		if !slices.Equal(first.header[name], again.header[name]) {
+			t.Errorf("%s: %q, and then %q", name, first.header[name], again.header[name])
+		}
+	}
+	if again.header.Get(HeaderOutcome) != outcomeRecorded || first.body != string(all) || again.body != first.body {
+		t.Errorf("%q, and then %q", first.body, again.body)
+	}
+}
+
 // TestRepeatByTheCaller: a repeat by the holder itself, without an idempotency
 // key, is a call like any other, which the partner has to tell apart; after the
 // hand-over it is stale.

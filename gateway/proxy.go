@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
 	"slices"
 	"strconv"
@@ -97,8 +98,9 @@ type passage struct {
 	end context.CancelCauseFunc
 
 	mu sync.Mutex
-	// over tells that the call has been answered.
-	over bool
+	// hurried tells that its connection is of no use to another call, over that
+	// the call has been answered.
+	hurried, over bool
 }
 
 type passageKey struct{}
@@ -117,7 +119,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	refuse := func(problem *Problem) {
 		p.observer.decided(surfaceProxy, problem, p.clock.Since(began))
-		p.refuse(w, c, problem)
+		p.refuse(w, r, c, problem)
 	}
 	var problem *Problem
 	if problem = p.refuseForm(r); problem != nil {
@@ -145,7 +147,11 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer timer.Stop()
 	}
 	defer context.AfterFunc(ctx, func() { p.hurry(w, c) })()
-	defer c.leave()
+	defer func() {
+		if c.leave() {
+			panic(http.ErrAbortHandler)
+		}
+	}()
 	if p.maxBody > 0 && r.ContentLength < 0 { // a length that is given has been looked at
 		r.Body = http.MaxBytesReader(w, r.Body, p.maxBody)
 	}
@@ -191,6 +197,12 @@ func (t traced) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	c := passageOf(ctx)
 	trace.GotConn, trace.WroteHeaders = c.connected, func() { c.wrote.Store(true) }
+	if pass := trace.Got1xxResponse; pass != nil {
+		trace.Got1xxResponse = func(code int, h textproto.MIMEHeader) error {
+			notOurs(http.Header(h))
+			return pass(code, h)
+		}
+	}
 	return t.RoundTripper.RoundTrip(r)
 }
 
@@ -214,6 +226,7 @@ func (p *Proxy) hurry(w http.ResponseWriter, c *passage) {
 	if c.over { // the writer must not be touched any more
 		return
 	}
+	c.hurried = true
 	connection := http.NewResponseController(w)
 	// Time to tell it what became of the call is left, after the time that
 	// refuse gives it. A connection that is gone takes no deadline.
@@ -221,11 +234,14 @@ func (p *Proxy) hurry(w http.ResponseWriter, c *passage) {
 	_ = connection.SetWriteDeadline(p.clock.Now().Add(2 * answerLimit))
 }
 
-// leave notes that the call has been answered.
-func (c *passage) leave() {
+// leave notes that the call has been answered, so that it is not hurried any
+// more. It tells whether the connection has to be closed: the server takes a
+// deadline in the past for a caller that is gone, now and at every later call.
+func (c *passage) leave() (hurried bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.over = true
+	hurried, c.over, c.hurried = c.hurried, true, false
+	return hurried
 }
 
 // refuseForm refuses requests that no verdict could hold for.
@@ -288,6 +304,9 @@ func (p *Proxy) unsent(ctx context.Context, c *passage, err error) *Problem {
 func rewrite(r *httputil.ProxyRequest, target *url.URL) {
 	c := passageOf(r.In.Context())
 	r.SetURL(target)
+	// The proxy has taken out what readers differ on. The partner gets what the
+	// caller sent, and what an idempotency key stands for.
+	r.Out.URL.RawQuery = r.In.URL.RawQuery
 	h := r.Out.Header
 	delete(h, fence.HeaderAuthorization)
 	c.setJudged(h)
@@ -318,17 +337,50 @@ type emptyBody struct{}
 func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
 func (emptyBody) Close() error             { return nil }
 
+// errStatus is the cause where no answer could be passed on with its status.
+var errStatus = errors.New("the partner answered with a status that is none")
+
 // answered sees the partner's answer first.
 func (p *Proxy) answered(r *http.Response) error {
+	if r.StatusCode < http.StatusContinue || r.StatusCode > 999 { // net/http's bounds
+		return errStatus
+	}
 	c := passageOf(r.Request.Context())
 	c.status = r.StatusCode
-	// Only the gateway speaks for itself.
-	delete(r.Header, HeaderReason)
-	delete(r.Header, HeaderOutcome)
-	if c.idempotencyKey != "" && r.StatusCode != http.StatusSwitchingProtocols {
+	notOurs(r.Header)
+	notOurs(r.Trailer)
+	if r.StatusCode == http.StatusSwitchingProtocols {
+		return nil
+	}
+	if c.idempotencyKey != "" {
 		p.record(r, c)
 	}
+	if r.ContentLength < 0 || r.ProtoMajor > 1 { // trailers may come
+		r.Body = &trailed{r.Body, r}
+	}
 	return nil
+}
+
+// notOurs takes from an answer what only the gateway says of itself.
+func notOurs(h http.Header) {
+	delete(h, HeaderReason)
+	delete(h, HeaderOutcome)
+}
+
+// trailed is the body of an answer that may have trailers.
+type trailed struct {
+	io.ReadCloser
+
+	answer *http.Response
+}
+
+// Read reads on, and looks at the trailers at the end.
+func (t *trailed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if err == io.EOF {
+		notOurs(t.answer.Trailer)
+	}
+	return n, err
 }
 
 // failed answers for a partner that did not: a call of which nothing was sent
@@ -347,7 +399,7 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		if overtaken(err) {
 			problem = p.unsent(ctx, c, err)
 		}
-		p.refuse(w, c, problem)
+		p.refuse(w, r, c, problem)
 		return
 	}
 	status := http.StatusBadGateway
@@ -355,18 +407,18 @@ func (p *Proxy) failed(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusGatewayTimeout
 	}
 	if large, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		p.refuse(w, c, problemf(http.StatusRequestEntityTooLarge, BodyTooLarge,
+		p.refuse(w, r, c, problemf(http.StatusRequestEntityTooLarge, BodyTooLarge,
 			"[%s] the body is longer than %d bytes; the partner received a part of the request, which is not valid", c.id.Lease, large.Limit))
 		return
 	}
-	p.refuse(w, c, problemf(status, OutcomeUnknown,
+	p.refuse(w, r, c, problemf(status, OutcomeUnknown,
 		"[%s] the call was sent and no answer came: %v; it may have taken effect, so ask the partner before it is repeated", c.id.Lease, told(ctx, err)))
 }
 
 // told is what a caller is told of an error. What names the partner's address,
 // which may be a secret, is for the log.
 func told(ctx context.Context, err error) error {
-	for _, ours := range []error{errTimeout, errSuperseded, errLost, errReset, context.Canceled} {
+	for _, ours := range []error{errTimeout, errSuperseded, errLost, errReset, errStatus, context.Canceled} {
 		if errors.Is(err, ours) {
 			return ours
 		}
@@ -377,7 +429,10 @@ func told(ctx context.Context, err error) error {
 
 // refuse answers in the partner's place. The server would read the rest of the
 // body first, for however long the caller takes to send it.
-func (p *Proxy) refuse(w http.ResponseWriter, c *passage, problem *Problem) {
+func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, c *passage, problem *Problem) {
+	if c.leave() && r.ProtoMajor == 1 { // over HTTP/2 a deadline is that of one call
+		w.Header().Set("Connection", "close")
+	}
 	_ = http.NewResponseController(w).SetReadDeadline(p.clock.Now().Add(answerLimit)) // a connection that is gone takes none
 	c.status, c.reason = problem.Status, problem.Reason
 	problem.write(w)

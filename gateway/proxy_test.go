@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"slices"
 	"strings"
 	"testing"
@@ -382,6 +384,9 @@ func TestPartnerFails(t *testing.T) {
 		"closes the connection":           {bytesOf(""), http.StatusBadGateway, OutcomeUnknown},
 		"answers with something else":     {bytesOf("SSH-2.0-secret-partner\r\n"), http.StatusBadGateway, OutcomeUnknown},
 		"breaks off in the headers":       {bytesOf("HTTP/1.1 200 OK\r\nX-Half"), http.StatusBadGateway, OutcomeUnknown},
+		"answers with a status below 100": {bytesOf("HTTP/1.1 099 Secret-partner\r\nContent-Length: 0\r\n\r\n"), http.StatusBadGateway, OutcomeUnknown},
+		"answers with status 000":         {bytesOf("HTTP/1.1 000 Secret-partner\r\nContent-Length: 0\r\n\r\n"), http.StatusBadGateway, OutcomeUnknown},
+		"answers with a status of four":   {bytesOf("HTTP/1.1 1000 Secret-partner\r\nContent-Length: 0\r\n\r\n"), http.StatusBadGateway, OutcomeUnknown},
 		"switches protocols unasked":      {bytesOf("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret-partner\r\n\r\n"), http.StatusBadGateway, OutcomeUnknown},
 		"never answers":                   {func(t *testing.T) string { return newHeld(t).URL }, http.StatusGatewayTimeout, OutcomeUnknown},
 		"has a name that is nowhere":      {func(*testing.T) string { return "http://secret-partner.invalid" }, http.StatusBadGateway, NotSent},
@@ -409,6 +414,209 @@ func TestPartnerFails(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNextCall: whatever became of a call, the next one of its caller is judged
+// and forwarded as if there had been none, over the same connection where that
+// is kept.
+func TestNextCall(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		first http.Header
+		path  string
+		// body is how many bytes it sends.
+		body   int
+		status int
+		reason fence.Reason
+		// newer is a token that comes while the first call is in flight.
+		newer string
+	}{
+		"after an answer":              {stamped("41"), "/fine", 0, http.StatusOK, "", ""},
+		"after a refused token":        {stamped("40"), "/fine", 0, http.StatusForbidden, fence.StaleToken, ""},
+		"after a refused form":         {stamped("41", fence.HeaderKey, ""), "/fine", 0, http.StatusBadRequest, MalformedRequest, ""},
+		"after a refused body":         {stamped("41"), "/fine", 2 << 20, http.StatusRequestEntityTooLarge, BodyTooLarge, ""},
+		"after a call that timed out":  {stamped("41"), "/never", 0, http.StatusGatewayTimeout, OutcomeUnknown, ""},
+		"after one with a body":        {stamped("41"), "/never", 100, http.StatusGatewayTimeout, OutcomeUnknown, ""},
+		"after one with a key":         {stamped("41", HeaderIdempotencyKey, "k"), "/never", 0, http.StatusGatewayTimeout, OutcomeUnknown, ""},
+		"after one that was overtaken": {stamped("41"), "/never", 0, http.StatusBadGateway, OutcomeUnknown, "42"},
+		"after a partner that breaks":  {stamped("41"), "/breaks", 0, http.StatusBadGateway, OutcomeUnknown, ""},
+	} {
+		for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
+			t.Run(name+" over "+protocol, func(t *testing.T) {
+				t.Parallel()
+				p := newPartner(t, func(w http.ResponseWriter, r *http.Request) {
+					_, _ = io.Copy(io.Discard, r.Body)
+					switch r.URL.Path {
+					case "/never":
+						<-r.Context().Done()
+						panic(http.ErrAbortHandler)
+					case "/breaks":
+						panic(http.ErrAbortHandler)
+					}
+				})
+				g := start(t, p.URL, func(o *Options) {
+					o.MaxBody = 1 << 20
+					if o.CallTimeout = 200 * time.Millisecond; c.newer != "" {
+						o.CallTimeout, o.Wait = time.Hour, 50*time.Millisecond
+					}
+				})
+				other := *g
+				if protocol == "HTTP/2" {
+					g.client = http2Client(t, nil)
+				}
+				if a := g.call(t, http.MethodPost, "/fine", "", stamped("41")); a.status != http.StatusOK {
+					t.Fatalf("%+v", a)
+				}
+				p.calls()
+				first := make(chan struct{})
+				go func() {
+					defer close(first)
+					a, err := g.tryCall(t.Context(), http.MethodPost, c.path, &endless{c.body}, c.first)
+					// The answer to a body that goes on can be lost with its connection.
+					if (err != nil || a.status != c.status || a.reason != c.reason) && (err == nil || c.reason != BodyTooLarge) {
+						t.Errorf("the first: %d %s, %v; want %d %s", a.status, a.reason, err, c.status, c.reason)
+					}
+				}()
+				if c.newer != "" {
+					eventually(t, "the first call begins", func() bool { return len(p.calls()) > 0 })
+					other.call(t, http.MethodPost, "/fine", "", stamped(c.newer))
+				}
+				<-first
+				for range 3 {
+					if a := g.call(t, http.MethodPost, "/fine", "", stamped("42")); a.status != http.StatusOK {
+						t.Errorf("the next: %d %s", a.status, a.body)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestTargetArrivesAsSent: the partner gets the target that the caller sent, and
+// that an idempotency key stands for, also where readers differ on its meaning.
+func TestTargetArrivesAsSent(t *testing.T) {
+	t.Parallel()
+	p := newPartner(t, nil)
+	g := start(t, p.URL)
+	for _, target := range []string{
+		"/q", "/q?", "/q?x=1&y=%20", "/q?amount=5;cur=EUR", "/q?x=%zz", "/q?x=%", "/q?;", "/q?a&a&a=1", "/q?x=1+1", "/q?=", "/q??", "/q?x=\"<>|^`{}",
+		"/q?x=\xe9", "/q?x=a#b", "//q", "/a//b", "/a/../b", "/a/./b", "/%2e%2e/b", "/a%2Fb", "/a%2fb", "/%41", "/a;b=c", "/a/", "/%3F?%3F", "/%00",
+		"/q?http://elsewhere.example.com/", "/http://elsewhere.example.com/", "/q?x=" + strings.Repeat("1", 1<<15),
+	} {
+		a := raw(t, g.address["proxy"], "GET "+target+" HTTP/1.1\r\nHost: gateway\r\nFencing-Lease: "+lease+"\r\nFencing-Token: 42\r\n\r\n")
+		calls := p.calls()
+		if a.status != http.StatusOK || len(calls) != 1 {
+			t.Errorf("%.80q: %d %s, %d calls arrived", target, a.status, a.body, len(calls))
+		} else if calls[0].uri != target {
+			t.Errorf("%.80q arrived as %.80q", target, calls[0].uri)
+		}
+	}
+}
+
+// TestSpeaksForItself: what the gateway says of itself comes from nobody else,
+// whatever part of an answer it stands in.
+func TestSpeaksForItself(t *testing.T) {
+	t.Parallel()
+	say := func(h http.Header, prefix string) {
+		for _, name := range []string{HeaderReason, HeaderOutcome, "X-Else"} {
+			h.Set(prefix+name, "partner")
+		}
+	}
+	p := newPartner(t, func(w http.ResponseWriter, r *http.Request) {
+		say(w.Header(), "")
+		w.WriteHeader(http.StatusEarlyHints)
+		prefix := http.TrailerPrefix
+		if r.URL.Path == "/declared" {
+			prefix = ""
+			w.Header().Set("Trailer", strings.Join([]string{HeaderReason, HeaderOutcome, "X-Else"}, ", "))
+		}
+		_, _ = io.WriteString(w, "answer")
+		_ = http.NewResponseController(w).Flush()
+		say(w.Header(), prefix)
+	})
+	g := start(t, p.URL)
+	for name, client := range map[string]*http.Client{"HTTP/1.1": g.client, "HTTP/2": http2Client(t, nil)} {
+		for _, path := range []string{"/declared", "/undeclared"} {
+			for _, key := range []string{"", path + name} {
+				header := stamped("42")
+				if key != "" {
+					header.Set(HeaderIdempotencyKey, key)
+				}
+				var early http.Header
+				ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+					Got1xxResponse: func(_ int, h textproto.MIMEHeader) error { early = http.Header(h); return nil },
+				})
+				req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+g.address["proxy"]+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header = header
+				resp, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if a, err := readAnswer(resp); err != nil || a.body != "answer" {
+					t.Errorf("%+v, %v", a, err)
+				}
+				for part, h := range map[string]http.Header{"early hints": early, "headers": resp.Header, "trailers": resp.Trailer} {
+					if h.Get(HeaderReason) != "" || h.Get(HeaderOutcome) != "" || h.Get("X-Else") != "partner" {
+						t.Errorf("%s %s: %s of the answer: %v", name, path, part, h)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestWithheldBody: whoever announces a body and sends none is answered all the
+// same, and holds up no end of the gateway.
+func TestWithheldBody(t *testing.T) {
+	t.Parallel()
+	p := newPartner(t, nil)
+	g, err := tryStart(t, nil, p.URL, decisions, func(o *Options) {
+		o.ProbeAddress, o.MetricsAddress, o.DrainTimeout = "127.0.0.1:0", "127.0.0.1:0", time.Hour
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.cancel()
+	for _, c := range []struct {
+		service, target string
+		status          int
+	}{
+		{"decision", "POST /", http.StatusOK},
+		{"health-probe", "GET /healthz", http.StatusOK},
+		{"health-probe", "GET /readyz", http.StatusOK},
+		{"health-probe", "GET /nowhere", http.StatusNotFound},
+		{"metrics", "GET /metrics", http.StatusOK},
+		{"proxy", "CONNECT /", http.StatusBadRequest},
+	} {
+		for _, body := range []string{"Content-Length: 7", "Content-Length: 1000000", "Transfer-Encoding: chunked"} {
+			a := raw(t, g.address[c.service], c.target+" HTTP/1.1\r\nHost: gateway\r\nFencing-Lease: "+lease+"\r\nFencing-Token: 42\r\n"+body+"\r\n\r\n")
+			if a.status != c.status {
+				t.Errorf("%s, %s: %d, want %d", c.target, body, a.status, c.status)
+			}
+			// One that stays.
+			conn, err := net.Dial("tcp", g.address[c.service])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			if _, err := io.WriteString(conn, c.target+" HTTP/1.1\r\nHost: gateway\r\n"+body+"\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- g.stop() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the gateway ended with %v", err)
+		}
+	case <-time.After(patience):
+		t.Errorf("the gateway has not ended in %s", patience)
 	}
 }
 

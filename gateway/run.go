@@ -171,9 +171,9 @@ func (s *server) serve(ctx context.Context) error {
 		}
 	}
 	services := []service{
-		{"health-probe-bind-address", o.ProbeAddress, nil, overHTTP(mux)},
-		{"metrics-bind-address", o.MetricsAddress, nil, overHTTP(metrics)},
-		{"decision-bind-address", o.DecisionAddress, config, overHTTP(decider)},
+		{"health-probe-bind-address", o.ProbeAddress, nil, overHTTP(bodiless(mux))},
+		{"metrics-bind-address", o.MetricsAddress, nil, overHTTP(bodiless(metrics))},
+		{"decision-bind-address", o.DecisionAddress, config, overHTTP(bodiless(decider))},
 		{"ext-authz-bind-address", o.ExtAuthzAddress, config, func(ctx context.Context, l net.Listener, config *tls.Config) error {
 			return serveGRPC(ctx, l, config, &extAuthz{decider: decider}, o.DrainTimeout)
 		}},
@@ -207,6 +207,17 @@ func (s *server) serve(ctx context.Context) error {
 	return nil
 }
 
+// bodiless answers requests whose bodies say nothing. The server would read
+// them first, for however long the caller takes to send them.
+func bodiless(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(answerLimit)) // a connection that is gone takes none
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
 // answerReady tells whether new calls can be judged here.
 func (s *server) answerReady(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
@@ -217,6 +228,7 @@ func (s *server) answerReady(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	_, _ = io.WriteString(w, "ok\n") // whoever asked is gone: nobody is left to tell
 }
 
 func (s *server) tlsConfig(ctx context.Context) (*tls.Config, error) {

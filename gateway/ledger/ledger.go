@@ -8,7 +8,6 @@ package ledger
 
 import (
 	"context"
-	"net/http"
 
 	"github.com/fencedlease/fencedlease/fence"
 )
@@ -89,8 +88,9 @@ type Outcome struct {
 // Answer is what came back.
 type Answer struct {
 	Status int
-	Header http.Header
+	// Header holds values by canonical name, as bytes: HTTP does not promise UTF-8.
+	Header map[string][][]byte
 	Body   []byte
-	// BodyOmitted tells that the body exceeded the limit and was not kept.
+	// BodyOmitted tells that the body was not kept: it was too long, or broke off.
 	BodyOmitted bool
 }

@@ -3,7 +3,6 @@ package ledgertest
 
 import (
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -241,7 +240,7 @@ func testOutcomes(t *testing.T, target Target) {
 	begin(id, nil)
 	l = reopen()
 	begin(id, &ledger.Outcome{Attempt: attempt}) // unknown
-	answer := ledger.Answer{Status: 201, Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte("paid\xff")}
+	answer := ledger.Answer{Status: 201, Header: map[string][][]byte{"Location": {[]byte("/caf\xe9")}}, Body: []byte("paid\xff")}
 	if err := l.Finish(t.Context(), id, answer); err != nil {
 		t.Fatal(err)
 	}
