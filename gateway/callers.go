@@ -52,9 +52,7 @@ func (g *Gate) identify(ctx context.Context, c call, r request) (caller, *Proble
 		return caller{}, nil
 	}
 	var bearer string
-	if values := r.header[fence.HeaderAuthorization]; len(values) > 1 {
-		return caller{}, problemf(http.StatusBadRequest, MalformedRequest, "header %s is repeated %d times; send it once", fence.HeaderAuthorization, len(values))
-	} else if len(values) == 1 {
+	if values := r.header[fence.HeaderAuthorization]; len(values) > 0 {
 		scheme, token, _ := strings.Cut(values[0], " ")
 		if !strings.EqualFold(scheme, "Bearer") || token == "" {
 			return caller{}, problemf(http.StatusUnauthorized, Unauthenticated, `header %s must be "Bearer <token>"`, fence.HeaderAuthorization)

@@ -84,6 +84,11 @@ func readCall(h, trailers http.Header) (call, *Problem) {
 			return malformed("header %s is %.64q: it must be 1 to %d visible ASCII characters without blanks and commas", field.name, values[0], mostValue)
 		}
 	}
+	// What it says is for whoever identifies the caller. A bearer token has no
+	// comma (RFC 6750, section 2.1).
+	if values := h[fence.HeaderAuthorization]; len(values) > 1 || len(values) == 1 && strings.Contains(values[0], ",") {
+		return malformed("header %s must stand once, with one bearer token", fence.HeaderAuthorization)
+	}
 	var ok bool
 	if c.lease, ok = leaseNamed(c.id.Lease); !ok {
 		return malformed("header %s is %.64q: it must be <namespace>/<name>", fence.HeaderLease, c.id.Lease)

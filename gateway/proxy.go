@@ -60,6 +60,7 @@ func newProxy(g *Gate, o *observer, c clock.WithDelayedExecution, target *url.UR
 		BufferPool:     &buffers{},
 		ModifyResponse: p.answered,
 		ErrorHandler:   p.failed,
+		ErrorLog:       klog.NewStandardLogger("ERROR"), // of answers that break off
 	}
 	return p
 }
